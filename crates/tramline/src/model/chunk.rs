@@ -1,0 +1,217 @@
+//! Chunks: how up to 64 events are written as one row.
+//!
+//! A row has two parts beside its numbers: `meta`, a JSON array with one small array per event, and `body`, the
+//! payloads one after the other. JSON keeps the row readable for people and writable for programs in other languages.
+//! The predecessors are a column of their own, because they are known only once the keys are locked.
+
+use crate::error::{Error, Result};
+use crate::model::event::{Event, Headers, JSON, MAIN_HEADER, StoredEvent};
+use crate::model::id::{ChunkId, EventId, TopicId};
+use crate::model::mask::Mask;
+use crate::model::time::Time;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// The most that a chunk may weigh, unless one event alone is heavier.
+pub const MAX_BYTES: usize = 1 << 20;
+
+/// One event in `meta`: type, key, content type (`""` is JSON), headers, payload length.
+#[derive(Serialize, Deserialize)]
+struct Meta<'a>(
+    #[serde(borrow)] Cow<'a, str>,
+    #[serde(borrow)] Option<Cow<'a, str>>,
+    #[serde(borrow)] Cow<'a, str>,
+    Option<Cow<'a, Headers>>,
+    usize,
+);
+
+/// The two parts of a chunk row.
+#[derive(Clone, Debug, Default)]
+pub struct Encoded {
+    /// One small JSON array per event.
+    pub meta: String,
+    /// The payloads, one after the other.
+    pub body: Vec<u8>,
+}
+
+/// Writes events as a chunk.
+pub fn encode<'a>(events: impl Iterator<Item = &'a Event> + Clone) -> Encoded {
+    let mut body = Vec::with_capacity(events.clone().map(|event| event.payload.len()).sum());
+    let metas: Vec<Meta<'_>> = events
+        .map(|event| {
+            body.extend_from_slice(&event.payload);
+            meta_of(event)
+        })
+        .collect();
+    let meta = serde_json::to_string(&metas).unwrap_or_default(); // strings and numbers always serialise
+    Encoded { meta, body }
+}
+
+fn meta_of(event: &Event) -> Meta<'_> {
+    let content_type = if event.content_type == JSON { "" } else { &event.content_type };
+    Meta(
+        Cow::Borrowed(&event.kind),
+        event.key.as_deref().map(Cow::Borrowed),
+        Cow::Borrowed(content_type),
+        (!event.headers.is_empty()).then_some(Cow::Borrowed(&event.headers)),
+        event.payload.len(),
+    )
+}
+
+/// A chunk row as it was read.
+#[derive(Clone, Debug)]
+pub struct ChunkRow {
+    /// Its number.
+    pub chunk: ChunkId,
+    /// The topic of all its events.
+    pub topic: TopicId,
+    /// When it was stored.
+    pub emitted_at: Time,
+    /// One small JSON array per event.
+    pub meta: String,
+    /// The predecessor of each event, zero for none; empty if no event has a key.
+    pub prevs: Vec<i64>,
+    /// The main event of each sub-event, zero for none; empty if there is no sub-event.
+    pub mains: Vec<i64>,
+    /// The payloads, one after the other.
+    pub body: Bytes,
+}
+
+impl ChunkRow {
+    /// The events of the chunk, in order.
+    ///
+    /// # Errors
+    /// `Invalid` when the row was damaged or written by something else.
+    pub fn decode(&self, topic: &Arc<str>) -> Result<Vec<StoredEvent>> {
+        let metas: Vec<Meta<'_>> = serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
+        let json: Arc<str> = Arc::from(JSON);
+        let no_headers = Arc::new(Headers::new());
+        let mut kinds = Interner(Arc::from(""));
+        let mut types = Interner(json.clone());
+        let mut at = 0;
+        let mut events = Vec::with_capacity(metas.len());
+        for (index, Meta(kind, key, content_type, headers, length)) in metas.into_iter().enumerate() {
+            if at + length > self.body.len() {
+                return Err(self.damaged());
+            }
+            events.push(StoredEvent {
+                id: EventId::at(self.chunk, index as u32),
+                topic: topic.clone(),
+                kind: kinds.get(&kind),
+                key: key.as_deref().map(Arc::from),
+                prev: self.prevs.get(index).filter(|prev| **prev != 0).map(|prev| EventId(*prev)),
+                payload: self.body.slice(at..at + length),
+                content_type: if content_type.is_empty() { json.clone() } else { types.get(&content_type) },
+                headers: self.headers(index, headers, &no_headers),
+                emitted_at: self.emitted_at,
+            });
+            at += length;
+        }
+        Ok(events)
+    }
+
+    fn headers(&self, index: usize, own: Option<Cow<'_, Headers>>, none: &Arc<Headers>) -> Arc<Headers> {
+        let main = self.mains.get(index).filter(|main| **main != 0);
+        if own.is_none() && main.is_none() {
+            return none.clone();
+        }
+        let mut headers = own.map(Cow::into_owned).unwrap_or_default();
+        if let Some(main) = main {
+            headers.insert(MAIN_HEADER.into(), main.to_string());
+        }
+        Arc::new(headers)
+    }
+
+    /// The keys of the events, in order, without the rest.
+    ///
+    /// # Errors
+    /// `Invalid` when the row was damaged or written by something else.
+    pub fn keys(&self) -> Result<Vec<Option<Arc<str>>>> {
+        let metas: Vec<Meta<'_>> = serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
+        Ok(metas.into_iter().map(|meta| meta.1.as_deref().map(Arc::from)).collect())
+    }
+
+    /// The events whose positions are in `mask`.
+    ///
+    /// # Errors
+    /// `Invalid` when the row was damaged or written by something else.
+    pub fn select(&self, topic: &Arc<str>, mask: Mask) -> Result<Vec<StoredEvent>> {
+        let mut events = self.decode(topic)?;
+        events.retain(|event| mask.contains(event.id.index()));
+        Ok(events)
+    }
+
+    fn damaged(&self) -> Error {
+        Error::invalid(
+            format!("chunk {} cannot be read", self.chunk),
+            "it was not written by this program; restore it from a backup",
+        )
+    }
+}
+
+/// Events that are emitted together mostly share their type: one allocation serves a run of equal texts.
+struct Interner(Arc<str>);
+
+impl Interner {
+    fn get(&mut self, text: &str) -> Arc<str> {
+        if *self.0 != *text {
+            self.0 = Arc::from(text);
+        }
+        self.0.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn row(encoded: Encoded, prevs: Vec<i64>) -> ChunkRow {
+        let body = Bytes::from(encoded.body);
+        ChunkRow { chunk: ChunkId(3), topic: TopicId(1), emitted_at: Time(9), meta: encoded.meta, prevs, mains: vec![], body }
+    }
+
+    prop_compose! {
+        fn events()(parts in prop::collection::vec(
+            ("[a-z]{0,3}", prop::option::of("\\PC{1,8}"), prop::collection::vec(any::<u8>(), 0..40),
+             prop::collection::btree_map("\\PC{1,4}", "\\PC{0,4}", 0..3), any::<bool>()), 1..64)) -> Vec<Event> {
+            parts.into_iter().map(|(kind, key, payload, headers, json)| {
+                let event = Event::new("t", payload).kind(kind);
+                let event = if json { event.content_type(JSON) } else { event };
+                let event = headers.into_iter().fold(event, |event, (k, v)| event.header(k, v));
+                match key { Some(key) => event.key(key), None => event }
+            }).collect()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(events in events()) {
+            let topic: Arc<str> = Arc::from("t");
+            let prevs: Vec<i64> = (0..events.len() as i64).collect();
+            let read = row(encode(events.iter()), prevs).decode(&topic).unwrap();
+            prop_assert_eq!(read.len(), events.len());
+            for (index, (stored, event)) in read.iter().zip(&events).enumerate() {
+                prop_assert_eq!(stored.id, EventId(3 * 64 + index as i64));
+                prop_assert_eq!(&*stored.kind, event.kind.as_str());
+                prop_assert_eq!(stored.key.as_deref(), event.key.as_deref());
+                prop_assert_eq!(&stored.payload, &event.payload);
+                prop_assert_eq!(&*stored.content_type, event.content_type.as_str());
+                prop_assert_eq!(&*stored.headers, &event.headers);
+                prop_assert_eq!(stored.prev, (index > 0).then_some(EventId(index as i64)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_row_is_an_error_and_no_panic() {
+        let topic: Arc<str> = Arc::from("t");
+        let event = Event::new("t", "payload");
+        let whole = row(encode([&event].into_iter()), vec![]);
+        for meta in ["", "[", "{}", "[[1]]", "[[\"\",null,\"\",null,9999999]]"] {
+            assert!(ChunkRow { meta: meta.into(), ..whole.clone() }.decode(&topic).is_err(), "{meta}");
+        }
+    }
+}

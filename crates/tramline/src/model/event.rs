@@ -1,0 +1,290 @@
+//! Events: what a program hands in, and what is kept of it for ever.
+
+use crate::error::{Error, Kind, Result};
+use crate::model::id::EventId;
+use crate::model::name;
+use crate::model::time::Time;
+use bytes::Bytes;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Small named texts that travel with an event.
+pub type Headers = BTreeMap<String, String>;
+
+/// The content type of JSON payloads.
+pub const JSON: &str = "application/json";
+/// The content type of Protocol Buffers payloads.
+pub const PROTOBUF: &str = "application/x-protobuf";
+/// The content type of raw payloads.
+pub const BYTES: &str = "application/octet-stream";
+
+/// The largest payload of one event, in bytes.
+pub const MAX_PAYLOAD: usize = 1 << 20;
+/// The largest `state` of a key, in bytes.
+pub const MAX_STATE: usize = 1 << 16;
+const MAX_KEY: usize = 512;
+const MAX_HEADERS: usize = 16 << 10;
+const MAX_IDEMPOTENCY_KEY: usize = 255;
+
+/// An event to emit: "this happened".
+///
+/// ```
+/// # use tramline::Event;
+/// let event = Event::json("orders", &serde_json::json!({"total": 12}))?.kind("order.paid").key("order:42");
+/// # Ok::<(), tramline::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    pub(crate) topic: String,
+    pub(crate) kind: String,
+    pub(crate) key: Option<String>,
+    pub(crate) payload: Bytes,
+    pub(crate) content_type: String,
+    pub(crate) headers: Headers,
+    pub(crate) due: Due,
+    pub(crate) priority: u8,
+    pub(crate) idempotency_key: Option<String>,
+    pub(crate) state: Option<Bytes>,
+    pub(crate) is_sub: bool,
+}
+
+/// The header in which a sub-event names its main event.
+pub const MAIN_HEADER: &str = "tramline-main";
+
+/// When an event may first run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Due {
+    /// This long after it is stored.
+    After(Duration),
+    /// Not before this time.
+    At(Time),
+}
+
+impl Due {
+    /// At once.
+    pub const NOW: Due = Due::After(Duration::ZERO);
+
+    /// The due time of an event that is stored at `now`.
+    pub fn from(self, now: Time) -> Time {
+        match self {
+            Due::After(delay) => now.after(delay),
+            Due::At(time) => time.max(now),
+        }
+    }
+}
+
+impl Event {
+    /// An event with a raw payload.
+    pub fn new(topic: impl Into<String>, payload: impl Into<Bytes>) -> Event {
+        Event {
+            topic: topic.into(),
+            kind: String::new(),
+            key: None,
+            payload: payload.into(),
+            content_type: BYTES.into(),
+            headers: Headers::new(),
+            due: Due::NOW,
+            priority: 5,
+            idempotency_key: None,
+            state: None,
+            is_sub: false,
+        }
+    }
+
+    /// An event with a JSON payload.
+    ///
+    /// # Errors
+    /// `Invalid` when the value cannot be written as JSON.
+    pub fn json(topic: impl Into<String>, payload: &impl Serialize) -> Result<Event> {
+        let payload = serde_json::to_vec(payload).map_err(|error| {
+            Error::invalid("the payload cannot be written as JSON", "emit a value that serde_json accepts").because(error)
+        })?;
+        Ok(Event::new(topic, payload).content_type(JSON))
+    }
+
+    /// An event with a Protocol Buffers payload.
+    pub fn protobuf(topic: impl Into<String>, payload: &impl prost::Message) -> Event {
+        Event::new(topic, payload.encode_to_vec()).content_type(PROTOBUF)
+    }
+
+    /// The event's type, by which workers choose a handler.
+    #[must_use]
+    pub fn kind(mut self, kind: impl Into<String>) -> Event {
+        self.kind = kind.into();
+        self
+    }
+
+    /// The object that the event is about. Events of one topic and key are strictly ordered.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<String>) -> Event {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// What the payload is; set by [`Event::json`] and [`Event::protobuf`].
+    #[must_use]
+    pub fn content_type(mut self, content_type: impl Into<String>) -> Event {
+        self.content_type = content_type.into();
+        self
+    }
+
+    /// Adds a header.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Event {
+        self.headers.insert(name.into(), value.into());
+        self
+    }
+
+    /// Not before this long after it is stored.
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Event {
+        self.due = Due::After(delay);
+        self
+    }
+
+    /// Not before this time.
+    #[must_use]
+    pub fn at(mut self, time: Time) -> Event {
+        self.due = Due::At(time);
+        self
+    }
+
+    /// From 0 (first) to 9 (last); 5 unless set. Ordered subscriptions ignore it.
+    #[must_use]
+    pub fn priority(mut self, priority: u8) -> Event {
+        self.priority = priority;
+        self
+    }
+
+    /// Emitting again with the same key within a day gives the first receipt and stores nothing.
+    /// Of several events emitted together, the first one's key stands for all.
+    #[must_use]
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Event {
+        self.idempotency_key = Some(key.into());
+        self
+    }
+
+    /// The latest state of the event's object, stored with the event and readable by key.
+    #[must_use]
+    pub fn state(mut self, state: impl Into<Bytes>) -> Event {
+        self.state = Some(state.into());
+        self
+    }
+
+    /// Marks it as a sub-event: it belongs to the nearest event before it in the same emit that is not a sub-event, and
+    /// carries that one's id in the header `tramline-main`.
+    #[must_use]
+    pub fn sub_event(mut self) -> Event {
+        self.is_sub = true;
+        self
+    }
+
+    /// The topic it goes to.
+    pub fn topic(&self) -> &str {
+        &self.topic
+    }
+
+    /// Checks everything that can be known before the store is asked.
+    pub(crate) fn check(&self) -> Result<()> {
+        name::check("topic", &self.topic)?;
+        name::check_kind(&self.kind)?;
+        limit("payload", self.payload.len(), MAX_PAYLOAD)?;
+        limit("key", self.key.as_ref().map_or(0, String::len), MAX_KEY)?;
+        limit("headers", self.headers.iter().map(|(k, v)| k.len() + v.len()).sum(), MAX_HEADERS)?;
+        limit("content type", self.content_type.len(), name::MAX_NAME)?;
+        limit("state", self.state.as_ref().map_or(0, Bytes::len), MAX_STATE)?;
+        limit("idempotency key", self.idempotency_key.as_ref().map_or(0, String::len), MAX_IDEMPOTENCY_KEY)?;
+        let texts = [self.key.as_deref(), self.idempotency_key.as_deref(), Some(&self.content_type)];
+        let in_headers = self.headers.iter().any(|(name, value)| name.contains('\0') || value.contains('\0'));
+        if in_headers || texts.iter().flatten().any(|text| text.contains('\0')) {
+            return Err(Error::invalid("a key or header holds a NUL character", "remove it; databases cannot store it"));
+        }
+        if self.key.as_deref() == Some("") {
+            return Err(Error::invalid("the key is empty", "leave it out or give it at least one character"));
+        }
+        if self.state.is_some() && self.key.is_none() {
+            return Err(Error::invalid("state without a key", "set the key of the object whose state it is"));
+        }
+        if self.priority > 9 {
+            return Err(Error::invalid("priority is above 9", "use 0 (first) to 9 (last)"));
+        }
+        Ok(())
+    }
+
+    /// What the event weighs in a chunk.
+    pub(crate) fn weight(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(k, v)| k.len() + v.len() + 6).sum();
+        self.payload.len() + self.kind.len() + self.key.as_ref().map_or(0, String::len) + headers + 40
+    }
+}
+
+fn limit(what: &str, size: usize, most: usize) -> Result<()> {
+    if size <= most {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::TooLarge,
+        format!("the {what} has {size} bytes; at most {most} are allowed"),
+        "send less, or store it elsewhere and emit a reference",
+    ))
+}
+
+/// An event as it is kept: it never changes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredEvent {
+    /// Its number.
+    pub id: EventId,
+    /// The topic it was emitted to.
+    pub topic: Arc<str>,
+    /// Its type; empty if none was given.
+    pub kind: Arc<str>,
+    /// The object it is about.
+    pub key: Option<Arc<str>>,
+    /// The preceding event of the same topic and key.
+    pub prev: Option<EventId>,
+    /// What it carries.
+    pub payload: Bytes,
+    /// What the payload is.
+    pub content_type: Arc<str>,
+    /// Small named texts.
+    pub headers: Arc<Headers>,
+    /// When it was stored, by the store's clock.
+    pub emitted_at: Time,
+}
+
+/// What an emit gives back for each of its events, in the order they were given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emitted {
+    /// The event's number.
+    pub id: EventId,
+    /// The preceding event of the same topic and key.
+    pub prev: Option<EventId>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_events_are_refused_with_a_remedy() {
+        let good = Event::new("t", "x").key("k");
+        assert!(good.check().is_ok());
+        let bad = [
+            Event::new("", "x"),
+            Event::new("t", vec![0; MAX_PAYLOAD + 1]),
+            good.clone().kind("two words"),
+            good.clone().key(""),
+            good.clone().key("nul\0"),
+            good.clone().header("a", "\0"),
+            good.clone().priority(10),
+            good.clone().state(vec![0; MAX_STATE + 1]),
+            Event::new("t", "x").state("s"),
+        ];
+        for event in bad {
+            let error = event.check().unwrap_err();
+            assert!(!error.remedy().is_empty(), "{error}");
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! What Tramline talks about: plain values and pure decisions, no I/O.
+//!
+//! - [`event`], [`chunk`]: events, and how up to 64 of them are written as one row
+//! - [`mask`], [`slice`], [`status`]: what is left to do of a chunk, and what users are told
+//! - [`subscription`], [`retry`], [`rule`]: who consumes, how failures are repeated, what stops it
+//! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
+//! - [`resequencer`]: the consumer's side of the order
+//! - [`id`], [`name`], [`time`]: numbers, names and points in time
+
+pub mod chunk;
+pub mod event;
+pub mod id;
+pub mod lane;
+pub mod lease;
+pub mod mask;
+pub mod name;
+pub mod outcome;
+pub mod resequencer;
+pub mod retry;
+pub mod rule;
+pub mod slice;
+pub mod status;
+pub mod subscription;
+pub mod time;

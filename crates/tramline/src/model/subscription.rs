@@ -1,0 +1,180 @@
+//! Topics, subscriptions and their policies.
+
+use crate::error::{Error, Result};
+use crate::model::id::{SubscriptionId, TopicId};
+use crate::model::retry::Retry;
+use crate::model::time::{Time, as_optional_millis};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long events are kept unless a topic says otherwise.
+pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// A named stream of events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topic {
+    /// Its number, never reused.
+    pub id: TopicId,
+    /// Its name.
+    pub name: Arc<str>,
+    /// How many lanes it has; never changes.
+    pub lanes: u32,
+    /// How long settled events are kept.
+    pub retention: Duration,
+    /// When it was created.
+    pub created_at: Time,
+}
+
+/// One consumer of one or more topics, with its policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subscription {
+    /// Its number, never reused.
+    pub id: SubscriptionId,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The topics it consumes, sorted.
+    pub topics: Vec<Arc<str>>,
+    /// How its events are handled.
+    pub policy: Policy,
+    /// When it was created.
+    pub created_at: Time,
+}
+
+/// How the events of a subscription are handled.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Policy {
+    /// Whether events of one key run one after the other. Never changes.
+    pub ordering: Ordering,
+    /// Whether an event may run twice or may be lost when a worker dies. Never changes.
+    pub guarantee: Guarantee,
+    /// What waits while an event of an ordered subscription is retried.
+    pub while_retrying: WhileRetrying,
+    /// What becomes of an event that is out of attempts.
+    pub on_exhausted: OnExhausted,
+    /// How often and when failed events run again.
+    pub retry: Retry,
+    /// How long a claim lasts if it is not extended; see [`Policy::lease`].
+    #[serde(rename = "lease_ms", with = "as_optional_millis", skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Duration>,
+    /// How long a handler may run.
+    #[serde(rename = "time_limit_ms", with = "as_optional_millis", skip_serializing_if = "Option::is_none")]
+    pub time_limit: Option<Duration>,
+    /// How many events a worker claims at once, at most; see [`Policy::claim_size`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim_size: Option<u32>,
+}
+
+/// Whether events of one key run one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ordering {
+    /// Any order.
+    #[default]
+    None,
+    /// Events of one (topic, key) strictly one after the other.
+    Key,
+}
+
+/// What a worker's death does to the events it was running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Guarantee {
+    /// They run again.
+    #[default]
+    AtLeastOnce,
+    /// They never run again by themselves.
+    AtMostOnce,
+}
+
+/// What waits while an event of an ordered subscription is retried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhileRetrying {
+    /// The later events of its key.
+    #[default]
+    Park,
+    /// The whole lane.
+    Halt,
+}
+
+/// What becomes of an event that is out of attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnExhausted {
+    /// It is kept as dead; the next event of its key goes on.
+    #[default]
+    Dead,
+    /// Its key waits until somebody replays or drops it. Without a key: dead.
+    Hold,
+    /// It is dropped.
+    Drop,
+}
+
+/// Where a new subscription starts in the retained events of its topics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Start {
+    /// With the oldest retained event.
+    #[default]
+    Beginning,
+    /// With the next event.
+    Now,
+    /// With the first event stored at or after this time.
+    At(Time),
+}
+
+const LEASE: Duration = Duration::from_secs(30);
+const LANE_LEASE: Duration = Duration::from_secs(10);
+const SHORTEST_LEASE: Duration = Duration::from_millis(50);
+const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
+
+impl Policy {
+    /// How long a claim lasts: 30 s, lanes 10 s, unless set.
+    pub fn lease(&self) -> Duration {
+        self.lease.unwrap_or(if self.is_ordered() { LANE_LEASE } else { LEASE })
+    }
+
+    /// How many events a worker claims at once, at most: 1 when at most once, 4,096 else, unless set.
+    pub fn claim_size(&self) -> u32 {
+        self.claim_size.unwrap_or(match self.guarantee {
+            Guarantee::AtMostOnce => 1,
+            Guarantee::AtLeastOnce => 4096,
+        })
+    }
+
+    /// True for `ordering = key`.
+    pub fn is_ordered(&self) -> bool {
+        self.ordering == Ordering::Key
+    }
+
+    /// True for `guarantee = at_most_once`.
+    pub fn is_at_most_once(&self) -> bool {
+        self.guarantee == Guarantee::AtMostOnce
+    }
+
+    /// Checks the numbers.
+    pub(crate) fn check(&self) -> Result<()> {
+        if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease()) {
+            return Err(Error::invalid("the lease is out of range", "use 50 milliseconds to 24 hours"));
+        }
+        if self.claim_size() == 0 || self.claim_size() > 10_000 {
+            return Err(Error::invalid("the claim size is out of range", "use 1 to 10,000 events"));
+        }
+        if self.retry.max_attempts == 0 || self.retry.max_attempts > 10_000 {
+            return Err(Error::invalid("max_attempts is out of range", "use 1 to 10,000"));
+        }
+        Ok(())
+    }
+
+    /// Checks that this policy may replace `old`.
+    pub(crate) fn check_change(&self, old: &Policy) -> Result<()> {
+        if self.ordering == old.ordering && self.guarantee == old.guarantee {
+            return Ok(());
+        }
+        Err(Error::conflict(
+            "ordering and guarantee of a subscription never change",
+            "create a subscription of another name, or delete this one first",
+        ))
+    }
+}

@@ -1,0 +1,71 @@
+//! Which slices a claim takes where there is no order.
+
+use crate::model::id::Incarnation;
+use crate::model::mask::Mask;
+use crate::model::slice::{Slice, State};
+use crate::model::time::Time;
+use crate::plan::Changes;
+
+/// What a claim may still take, and how.
+#[derive(Clone, Debug)]
+pub struct Taker {
+    /// Who takes.
+    pub owner: Incarnation,
+    /// Until when.
+    pub until: Time,
+    /// How many events are still wanted.
+    pub events: u32,
+    /// How many bytes may still be added; the first slice is taken whatever it weighs.
+    pub bytes: i64,
+    /// At most one event of every slice.
+    pub single: bool,
+    /// True when the claim itself consumes (at most once).
+    pub consume: bool,
+}
+
+impl Taker {
+    /// True when nothing more may be taken.
+    pub fn is_full(&self) -> bool {
+        self.events == 0 || self.bytes <= 0
+    }
+
+    /// The state of what is taken.
+    pub fn state(&self) -> State {
+        if self.consume { State::Consumed } else { State::Leased }
+    }
+
+    /// How many events of a slice may be taken.
+    pub fn limit(&self, slice: &Slice) -> u32 {
+        let most = if slice.state == State::Suspect { slice.suspect_size() } else { Mask::CAPACITY };
+        let most = if self.single { 1 } else { most };
+        most.min(self.events)
+    }
+}
+
+/// Takes from due slices, in the order given, and gives what was taken. A slice that holds more than is wanted is
+/// split: the row keeps what is taken, so that the lease names a row that exists, and the rest gets a new one.
+pub fn take(due: Vec<Slice>, taker: &mut Taker, changes: &mut Changes) -> Vec<Slice> {
+    let mut taken = Vec::with_capacity(due.len());
+    for slice in due {
+        if taker.is_full() {
+            break;
+        }
+        let (mine, rest) = slice.mask.split_lowest(taker.limit(&slice));
+        if !rest.is_empty() {
+            changes.insert.push(slice.part(rest));
+        }
+        taker.events -= mine.count();
+        taker.bytes -= i64::from(slice.bytes);
+        let leased = Slice {
+            mask: mine,
+            state: taker.state(),
+            owner: taker.owner,
+            epoch: slice.epoch + 1,
+            due_at: taker.until,
+            ..slice
+        };
+        changes.update.push(leased.clone());
+        taken.push(leased);
+    }
+    taken
+}

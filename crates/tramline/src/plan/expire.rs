@@ -1,0 +1,63 @@
+//! What becomes of a lease that ended without being settled.
+
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::{OnExhausted, Policy};
+use crate::model::time::Time;
+use crate::plan::{Changes, LaneView};
+
+/// How often an event may end a worker that runs nothing else.
+const CRASHES_ALONE: u32 = 3;
+
+/// A lease on `slice` has expired, or its owner is known to be dead. Nobody knows which of its events was at fault, so
+/// all become suspects; only one that was alone three times is taken out.
+pub fn expire(slice: Slice, policy: &Policy, now: Time, mut lane: Option<&mut LaneView>, changes: &mut Changes) {
+    if let Some(view) = &mut lane {
+        view.lane.leased -= 1;
+    }
+    if slice.state == State::Consumed {
+        let error = "interrupted: the worker ended while it had this event; whether it ran is not known".into();
+        return bury(Slice { error: Some(error), ..slice }, policy, now, lane, changes);
+    }
+    let alone = slice.mask.count() == 1 && slice.crashes > 0;
+    let slice = Slice { crashes: slice.crashes + 1, alone: slice.alone + u32::from(alone), ..slice };
+    if slice.alone >= CRASHES_ALONE {
+        let error = format!("quarantined: {CRASHES_ALONE} workers ended while they ran nothing but this event");
+        return bury(Slice { error: Some(error), ..slice }, policy, now, lane, changes);
+    }
+    changes.wake = true;
+    changes.update.push(Slice { state: State::Suspect, due_at: now, ..slice });
+}
+
+/// An existing slice will not be done: dead, held or dropped, as the policy says.
+fn bury(slice: Slice, policy: &Policy, now: Time, lane: Option<&mut LaneView>, changes: &mut Changes) {
+    changes.delete.push((slice.chunk, slice.id));
+    bury_part(slice.part(slice.mask), policy, now, lane, changes);
+}
+
+/// Events will not be done: dead, held or dropped, as the policy says. `part` is a row to be.
+pub(super) fn bury_part(part: Slice, policy: &Policy, now: Time, lane: Option<&mut LaneView>, changes: &mut Changes) {
+    let dead = Slice { state: State::Dead, due_at: now, owner: Default::default(), ..part };
+    let Some(view) = lane else {
+        if policy.on_exhausted != OnExhausted::Drop {
+            super::join(&mut changes.insert, dead);
+        }
+        return;
+    };
+    for event in dead.events().collect::<Vec<_>>() {
+        let one = dead.part(crate::model::mask::Mask::of(event.index()));
+        let keyed = view.key(event).is_some() && !dead.replayed;
+        match policy.on_exhausted {
+            OnExhausted::Hold if keyed => {
+                view.park(event, now, changes);
+                super::join(&mut changes.insert, Slice { state: State::Held, ..one });
+                continue;
+            }
+            OnExhausted::Drop => {}
+            OnExhausted::Dead | OnExhausted::Hold => super::join(&mut changes.insert, one),
+        }
+        if keyed {
+            view.gap(event, changes);
+            view.unpark(event, changes);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What a claim takes from a lane, and whose keys it parks.
+
+use crate::model::id::{EventId, Incarnation};
+use crate::model::mask::Mask;
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::Policy;
+use crate::model::time::Time;
+use crate::plan::claim::Taker;
+use crate::plan::expire::expire;
+use crate::plan::{Changes, LaneView, join, parked_part};
+
+/// A held lane whose lease has ended: what was taken under it becomes suspect. `leased` is all of it.
+pub fn take_over(view: &mut LaneView, leased: Vec<Slice>, policy: &Policy, now: Time, changes: &mut Changes) {
+    for slice in leased {
+        expire(slice, policy, now, Some(view), changes);
+    }
+    view.lane.leased = 0;
+    view.lane.owner = None;
+    view.lane.until = Time(0);
+}
+
+/// Takes one part of the first suspect of a lane.
+pub fn take_suspect(view: &mut LaneView, suspect: Slice, taker: &mut Taker, changes: &mut Changes) -> Slice {
+    begin(view, taker.owner, taker.until);
+    let (mine, rest) = suspect.mask.split_lowest(taker.limit(&suspect));
+    if !rest.is_empty() {
+        changes.insert.push(suspect.part(rest));
+    }
+    take_part(view, &suspect, mine, taker, changes)
+}
+
+/// Takes from a lane: first the events that waited and are due now, then the ready ones in the order of their chunks.
+///
+/// `waiting` are due slices of state waiting. `ready` are whole chunks, sorted: of two slices of one chunk either both
+/// are here or none. The view knows the keys of all of them. Events that are not due park their key; events of parked
+/// keys go aside, so that the next claim does not meet them again.
+pub fn take(
+    view: &mut LaneView,
+    waiting: Vec<Slice>,
+    ready: Vec<Slice>,
+    taker: &mut Taker,
+    now: Time,
+    changes: &mut Changes,
+) -> Vec<Slice> {
+    let mut taken = Vec::new();
+    for slice in waiting {
+        if taker.is_full() {
+            return taken;
+        }
+        let (mine, rest) = slice.mask.split_lowest(taker.limit(&slice));
+        if !rest.is_empty() {
+            changes.insert.push(slice.part(rest));
+        }
+        begin(view, taker.owner, taker.until);
+        taken.push(take_part(view, &slice, mine, taker, changes));
+    }
+    for chunk in ready.chunk_by(|a, b| a.chunk == b.chunk) {
+        if taker.is_full() {
+            break;
+        }
+        taken.extend(take_chunk(view, chunk, taker, now, changes));
+    }
+    taken
+}
+
+/// Where the events of one slice go.
+#[derive(Default)]
+struct Sorted {
+    taken: Mask,
+    waiting: Mask,
+    left: Mask,
+    parked: Vec<Slice>,
+}
+
+/// The slices of one chunk differ in due time only. Their events are judged in order, across slices: the first one of a
+/// key decides about the later ones.
+fn take_chunk(
+    view: &mut LaneView,
+    slices: &[Slice],
+    taker: &mut Taker,
+    now: Time,
+    changes: &mut Changes,
+) -> Vec<Slice> {
+    let mut sorted: Vec<Sorted> = slices.iter().map(|_| Sorted::default()).collect();
+    let mut wanted = taker.events;
+    let all = slices.iter().fold(Mask::EMPTY, |mask, slice| mask.plus(slice.mask));
+    for index in all.iter() {
+        for (slice, sorted) in slices.iter().zip(&mut sorted).filter(|(slice, _)| slice.mask.contains(index)) {
+            let event = EventId::at(slice.chunk, index);
+            let bit = Mask::of(index);
+            if wanted == 0 || (taker.single && !sorted.taken.is_empty()) {
+                // Nothing behind an event that stays may be judged: it would overtake.
+                wanted = 0;
+                sorted.left = sorted.left.plus(bit);
+                continue;
+            }
+            let blocker = view.key(event).and_then(|key| view.parked.get(key)).copied();
+            if !slice.replayed && blocker.is_some_and(|blocker| blocker != event) {
+                let key = view.key(event).cloned().unwrap_or_default();
+                join(&mut sorted.parked, parked_part(slice, &key, event));
+            } else if slice.due_at > now {
+                sorted.waiting = sorted.waiting.plus(bit);
+                if !slice.replayed {
+                    view.park(event, now, changes);
+                }
+            } else {
+                sorted.taken = sorted.taken.plus(bit);
+                wanted -= 1;
+            }
+        }
+    }
+    let mut taken = Vec::new();
+    for (slice, sorted) in slices.iter().zip(sorted) {
+        taken.extend(place(view, slice, sorted, taker, changes));
+    }
+    taken
+}
+
+/// Writes down where the events of one slice go. The row stays with what is taken, else with what is left.
+fn place(
+    view: &mut LaneView,
+    slice: &Slice,
+    sorted: Sorted,
+    taker: &mut Taker,
+    changes: &mut Changes,
+) -> Option<Slice> {
+    let Sorted { taken, waiting, left, parked } = sorted;
+    if left == slice.mask {
+        return None;
+    }
+    changes.insert.extend(parked);
+    if !waiting.is_empty() {
+        changes.insert.push(Slice { state: State::Waiting, ..slice.part(waiting) });
+    }
+    if !taken.is_empty() {
+        if !left.is_empty() {
+            changes.insert.push(slice.part(left));
+        }
+        begin(view, taker.owner, taker.until);
+        return Some(take_part(view, slice, taken, taker, changes));
+    }
+    if left.is_empty() {
+        changes.delete.push((slice.chunk, slice.id));
+    } else {
+        changes.update.push(Slice { mask: left, ..slice.clone() });
+    }
+    None
+}
+
+/// Makes `owner` the holder of the lane: under a new epoch unless it holds it already.
+fn begin(view: &mut LaneView, owner: Incarnation, until: Time) {
+    if view.lane.owner != Some(owner) {
+        view.lane.owner = Some(owner);
+        view.lane.epoch += 1;
+        view.lane.leased = 0;
+    }
+    view.lane.until = view.lane.until.max(until);
+}
+
+fn take_part(view: &mut LaneView, slice: &Slice, mine: Mask, taker: &mut Taker, changes: &mut Changes) -> Slice {
+    taker.events -= mine.count();
+    taker.bytes -= i64::from(slice.bytes);
+    view.lane.leased += 1;
+    let leased = Slice {
+        mask: mine,
+        state: taker.state(),
+        owner: taker.owner,
+        epoch: view.lane.epoch,
+        rank: 0,
+        ..slice.clone()
+    };
+    changes.update.push(leased.clone());
+    leased
+}

@@ -1,0 +1,100 @@
+//! Release, replay, drop, cancel and resend: changes that somebody asks for.
+
+use crate::model::id::{ChunkId, EventId, LaneId, SliceId, SubscriptionId};
+use crate::model::mask::Mask;
+use crate::model::slice::{Slice, State};
+use crate::model::time::Time;
+use crate::plan::{Changes, LaneView};
+
+/// A leased slice goes back as if it had never been claimed.
+pub fn release(slice: Slice, now: Time, lane: Option<&mut LaneView>, changes: &mut Changes) {
+    if let Some(view) = lane {
+        view.lane.leased -= 1;
+        view.let_go();
+    }
+    changes.wake = true;
+    // A suspect that was given back is still one: it has not shown yet that it is harmless.
+    let state = if slice.crashes > 0 { State::Suspect } else { State::Ready };
+    changes.update.push(Slice { state, due_at: now, owner: Default::default(), ..slice });
+}
+
+/// Takes `mask` out of a slice that nobody has claimed. What is left stays as it is.
+fn cut(slice: &Slice, mask: Mask, changes: &mut Changes) {
+    let rest = slice.mask.minus(mask);
+    if rest.is_empty() {
+        changes.delete.push((slice.chunk, slice.id));
+    } else {
+        changes.update.push(Slice { mask: rest, ..slice.clone() });
+    }
+}
+
+/// Dead events run again, out of their order. Held ones run again in order: their key still waits for them.
+pub fn replay(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
+    cut(slice, mask, changes);
+    changes.wake = true;
+    let fresh = Slice { due_at: now, attempts: 0, crashes: 0, alone: 0, error: None, ..slice.part(mask) };
+    changes.insert.push(match slice.state {
+        State::Held => Slice { state: State::Waiting, ..fresh },
+        _ => Slice { state: State::Ready, replayed: true, ..fresh },
+    });
+}
+
+/// Events that nobody has claimed are dropped: dead, held or cancelled ones.
+pub fn remove(slice: &Slice, mask: Mask, lane: Option<&mut LaneView>, changes: &mut Changes) {
+    cut(slice, mask, changes);
+    let Some(view) = lane else { return };
+    // A dead event is a gap already; a replayed one had its place in the order before.
+    if slice.state == State::Dead || slice.replayed {
+        return;
+    }
+    for event in slice.part(mask).events() {
+        view.gap(event, changes);
+        view.unpark(event, changes);
+    }
+}
+
+/// The event that a key waits for may run now.
+pub fn hasten(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
+    if slice.state == State::Held {
+        return replay(slice, mask, now, changes);
+    }
+    cut(slice, mask, changes);
+    changes.wake = true;
+    changes.insert.push(Slice { due_at: now, ..slice.part(mask) });
+}
+
+/// Events that the subscription had finished with, to be done again.
+pub fn resend(
+    subscription: SubscriptionId,
+    lane: LaneId,
+    chunk: ChunkId,
+    mask: Mask,
+    now: Time,
+    bytes: u32,
+    changes: &mut Changes,
+) {
+    changes.wake = true;
+    changes.insert.push(Slice {
+        id: SliceId(0),
+        chunk,
+        subscription,
+        lane,
+        state: State::Ready,
+        mask,
+        due_at: now,
+        rank: if lane == LaneId::UNORDERED { 5 } else { 0 },
+        attempts: 0,
+        crashes: 0,
+        alone: 0,
+        epoch: 0,
+        owner: Default::default(),
+        replayed: true,
+        bytes,
+        error: None,
+    });
+}
+
+/// Where an event is among the slices of its chunk in one subscription.
+pub fn find(slices: &[Slice], event: EventId) -> Option<&Slice> {
+    slices.iter().find(|slice| slice.chunk == event.chunk() && slice.mask.contains(event.index()))
+}

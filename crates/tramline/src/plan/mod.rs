@@ -1,0 +1,158 @@
+//! What a verb changes, decided without I/O.
+//!
+//! A store locks and loads rows, asks one of these functions what follows, and writes the [`Changes`]. So all SQL stores
+//! decide alike, and the decisions can be tested by the thousand.
+//!
+//! - [`emit`]: how events are cut into chunks and slices
+//! - [`claim`]: which slices a claim takes where there is no order
+//! - [`lane`]: what a claim takes from a lane, and whose keys it parks
+//! - [`settle`]: what outcomes make of slices
+//! - [`expire`]: what becomes of a lease that nobody settled
+//! - [`mend`]: release, replay, drop, cancel and resend
+
+pub mod claim;
+pub mod emit;
+pub mod expire;
+pub mod lane;
+pub mod mend;
+pub mod settle;
+
+use crate::model::id::{ChunkId, EventId, LaneId, SliceId};
+use crate::model::lane::{Lane, hash};
+use crate::model::slice::{Slice, State};
+use crate::model::time::Time;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Rows to write, in this order: `unpark`, `park`, `gaps`, `told`, `delete`, `update`, `insert`. A key may go on because one of
+/// its events is done and wait again because the next one failed, in one step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Rows that exist, with their new contents.
+    pub update: Vec<Slice>,
+    /// New rows; the store numbers them.
+    pub insert: Vec<Slice>,
+    /// Rows that go.
+    pub delete: Vec<(ChunkId, SliceId)>,
+    /// Keys that wait from now on (or whose blocking event is another one).
+    pub park: Vec<Park>,
+    /// Keys that go on: their row goes, and the parked slices with the hash of the key become ready again.
+    pub unpark: Vec<(LaneId, Arc<str>)>,
+    /// Events that a key of an ordered subscription will never see.
+    pub gaps: Vec<(LaneId, Arc<str>, EventId)>,
+    /// Gaps of a key that were told: those before this event.
+    pub told: Vec<(LaneId, Arc<str>, EventId)>,
+    /// True when events became claimable that were not before.
+    pub wake: bool,
+}
+
+/// A key that waits behind one of its events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Park {
+    /// The lane of the key.
+    pub lane: LaneId,
+    /// The key.
+    pub key: Arc<str>,
+    /// The event that everything waits for.
+    pub blocked_by: EventId,
+    /// Since when.
+    pub since: Time,
+}
+
+/// A locked lane, with what is known of the keys that matter now.
+#[derive(Clone, Debug)]
+pub struct LaneView {
+    /// The lane's row; decisions change it in place.
+    pub lane: Lane,
+    /// Parked keys and the event that blocks each. Complete for the keys in question.
+    pub parked: HashMap<Arc<str>, EventId>,
+    /// Events that will never be seen, by key, ascending. Complete for the keys in question.
+    pub gaps: HashMap<Arc<str>, Vec<EventId>>,
+    /// The keys of the events of every chunk in question.
+    pub keys: HashMap<ChunkId, Arc<[Option<Arc<str>>]>>,
+}
+
+impl LaneView {
+    /// A lane of which nothing else is known yet.
+    pub fn new(lane: Lane) -> LaneView {
+        LaneView { lane, parked: HashMap::new(), gaps: HashMap::new(), keys: HashMap::new() }
+    }
+
+    /// The key of an event, if it has one.
+    pub fn key(&self, event: EventId) -> Option<&Arc<str>> {
+        self.keys.get(&event.chunk())?.get(event.index() as usize)?.as_ref()
+    }
+
+    /// Ids that the next event of `event`'s key has to name.
+    pub fn skipped(&self, event: EventId) -> Vec<EventId> {
+        let gaps = self.key(event).and_then(|key| self.gaps.get(key));
+        gaps.map_or_else(Vec::new, |gaps| gaps.iter().copied().filter(|gap| *gap < event).collect())
+    }
+
+    fn park(&mut self, event: EventId, now: Time, changes: &mut Changes) {
+        let Some(key) = self.key(event).cloned() else { return };
+        let before = self.parked.insert(key.clone(), event);
+        if before != Some(event) {
+            self.lane.marks += i64::from(before.is_none());
+            changes.park.push(Park { lane: self.lane.lane, key, blocked_by: event, since: now });
+        }
+    }
+
+    /// Lets the key of `event` go on, if it was `event` that it waited for.
+    fn unpark(&mut self, event: EventId, changes: &mut Changes) {
+        let Some(key) = self.key(event).cloned() else { return };
+        if self.parked.get(&key) == Some(&event) {
+            self.parked.remove(&key);
+            self.lane.marks -= 1;
+            changes.unpark.push((self.lane.lane, key));
+            changes.wake = true;
+        }
+    }
+
+    /// Remembers that the consumer will never see `event` in its place.
+    fn gap(&mut self, event: EventId, changes: &mut Changes) {
+        let Some(key) = self.key(event).cloned() else { return };
+        let gaps = self.gaps.entry(key.clone()).or_default();
+        if let Err(at) = gaps.binary_search(&event) {
+            gaps.insert(at, event);
+            self.lane.marks += 1;
+            changes.gaps.push((self.lane.lane, key, event));
+        }
+    }
+
+    /// Forgets the gaps before `event`, which the consumer has been told.
+    fn tell(&mut self, event: EventId, changes: &mut Changes) {
+        let Some(key) = self.key(event).cloned() else { return };
+        let Some(gaps) = self.gaps.get_mut(&key) else { return };
+        let before = gaps.len();
+        gaps.retain(|gap| *gap > event);
+        if gaps.len() < before {
+            self.lane.marks -= (before - gaps.len()) as i64;
+            changes.told.push((self.lane.lane, key, event));
+        }
+    }
+
+    /// Gives the lane up when nothing of it is leased any more.
+    fn let_go(&mut self) {
+        if self.lane.leased <= 0 {
+            self.lane.leased = 0;
+            self.lane.owner = None;
+            self.lane.until = Time(0);
+        }
+    }
+}
+
+/// The part of a slice that waits behind its key.
+fn parked_part(slice: &Slice, key: &str, event: EventId) -> Slice {
+    let mask = crate::model::mask::Mask::of(event.index());
+    Slice { state: State::Parked, rank: i64::from(hash(key)), owner: Default::default(), ..slice.part(mask) }
+}
+
+/// Adds a part to a list of new rows, joining parts that differ in nothing but their events.
+fn join(rows: &mut Vec<Slice>, part: Slice) {
+    let same = |row: &&mut Slice| Slice { mask: part.mask, ..(**row).clone() } == part;
+    match rows.iter_mut().rev().take(8).find(same) {
+        Some(row) => row.mask = row.mask.plus(part.mask),
+        None => rows.push(part),
+    }
+}

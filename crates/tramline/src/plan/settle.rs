@@ -1,0 +1,229 @@
+//! What outcomes make of slices.
+
+use crate::error::{Error, Result};
+use crate::model::id::{ChunkId, EventId, SliceId};
+use crate::model::mask::Mask;
+use crate::model::outcome::{Outcome, bounded};
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::{OnExhausted, Policy, WhileRetrying};
+use crate::model::time::Time;
+use crate::plan::expire::bury_part;
+use crate::plan::{Changes, LaneView, join, parked_part};
+use crate::store::verbs::SettleSlice;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// What a failed event does next.
+enum Next {
+    /// Runs again.
+    Again { due_at: Time, attempts: u32, error: Option<String> },
+    /// Will not be done.
+    Buried { attempts: u32, error: String },
+}
+
+/// Settles one slice of a subscription without order. `slice` is the locked row, already known to be under the lease.
+/// Gives, for every outcome, whether it was taken.
+pub fn settle(
+    slice: Slice,
+    outcomes: &[(u32, Outcome)],
+    policy: &Policy,
+    now: Time,
+    changes: &mut Changes,
+) -> Vec<bool> {
+    let mut rest = slice.mask;
+    let mut accepted = Vec::with_capacity(outcomes.len());
+    for (index, outcome) in outcomes {
+        let known = rest.contains(*index);
+        accepted.push(known);
+        if !known {
+            continue;
+        }
+        rest = rest.minus(Mask::of(*index));
+        let event = EventId::at(slice.chunk, *index);
+        match next(&slice, event, outcome, policy, now) {
+            None => {}
+            Some(Next::Again { due_at, attempts, error }) => {
+                changes.wake |= due_at <= now;
+                join(&mut changes.insert, again(&slice, event, due_at, attempts, error));
+            }
+            Some(Next::Buried { attempts, error }) => {
+                let part = slice.part(Mask::of(*index));
+                bury_part(Slice { attempts, error: Some(error), ..part }, policy, now, None, changes);
+            }
+        }
+    }
+    keep_rest(slice, rest, changes);
+    accepted
+}
+
+/// The leased slices of a lane: all that a failure in it may touch.
+pub type Leased = BTreeMap<(ChunkId, SliceId), Slice>;
+
+/// Settles slices of one lane. `leased` holds every slice that is taken under the lane's epoch if a failure is among the
+/// outcomes, else at least those that are settled. The view knows the keys, and the parked keys and gaps, of all of them.
+///
+/// # Errors
+/// `Invalid` when an event is settled together with an earlier one of its key that must run first.
+pub fn settle_lane(
+    view: &mut LaneView,
+    mut leased: Leased,
+    results: &[&SettleSlice],
+    policy: &Policy,
+    now: Time,
+    changes: &mut Changes,
+) -> Result<Vec<Vec<bool>>> {
+    check_order(view, &leased, results, policy, now)?;
+    let before = leased.clone();
+    let mut answers = Vec::with_capacity(results.len());
+    for result in results {
+        let at = (result.lease.chunk, result.lease.slice);
+        let mut accepted = Vec::with_capacity(result.outcomes.len());
+        for (index, outcome) in &result.outcomes {
+            let bit = Mask::of(*index);
+            let slice = leased.get_mut(&at).filter(|slice| slice.mask.contains(*index));
+            accepted.push(slice.is_some());
+            let Some(slice) = slice else { continue };
+            slice.mask = slice.mask.minus(bit);
+            let part = slice.part(bit);
+            settle_one(view, &mut leased, part, outcome, policy, now, changes);
+        }
+        answers.push(accepted);
+    }
+    for (at, slice) in leased {
+        if slice.mask.is_empty() {
+            view.lane.leased -= 1;
+        }
+        if before.get(&at).is_some_and(|old| old.mask != slice.mask) {
+            let rest = slice.mask;
+            keep_rest(slice, rest, changes);
+        }
+    }
+    view.let_go();
+    Ok(answers)
+}
+
+fn settle_one(
+    view: &mut LaneView,
+    leased: &mut Leased,
+    part: Slice,
+    outcome: &Outcome,
+    policy: &Policy,
+    now: Time,
+    changes: &mut Changes,
+) {
+    let Some(event) = part.events().next() else { return };
+    match next(&part, event, outcome, policy, now) {
+        None => {
+            if !part.replayed {
+                view.tell(event, changes);
+                view.unpark(event, changes);
+            }
+        }
+        Some(Next::Again { due_at, attempts, error }) => {
+            let waiting = again(&part, event, due_at, attempts, error);
+            join(&mut changes.insert, Slice { state: State::Waiting, ..waiting });
+            changes.wake |= due_at <= now;
+            if policy.while_retrying == WhileRetrying::Halt {
+                view.lane.halted_until = view.lane.halted_until.max(due_at);
+            }
+            if !part.replayed {
+                view.park(event, now, changes);
+                set_aside(view, leased, event, changes);
+            }
+        }
+        Some(Next::Buried { attempts, error }) => {
+            let held = policy.on_exhausted == OnExhausted::Hold && !part.replayed;
+            bury_part(Slice { attempts, error: Some(error), ..part }, policy, now, Some(view), changes);
+            if held {
+                set_aside(view, leased, event, changes);
+            }
+        }
+    }
+}
+
+/// Takes the later events of the key of `event` out of the leased slices: they may not run now.
+fn set_aside(view: &LaneView, leased: &mut Leased, event: EventId, changes: &mut Changes) {
+    let Some(key) = view.key(event).cloned() else { return };
+    for slice in leased.values_mut().filter(|slice| !slice.replayed) {
+        let later: Vec<EventId> =
+            slice.events().filter(|other| *other > event && view.key(*other) == Some(&key)).collect();
+        for other in later {
+            slice.mask = slice.mask.minus(Mask::of(other.index()));
+            join(&mut changes.insert, parked_part(slice, &key, other));
+        }
+    }
+}
+
+/// Refuses outcomes that cannot all be true: an event of a key was run although an earlier one has to run again.
+fn check_order(
+    view: &LaneView,
+    leased: &Leased,
+    results: &[&SettleSlice],
+    policy: &Policy,
+    now: Time,
+) -> Result<()> {
+    let mut first_blocked: HashMap<Arc<str>, EventId> = HashMap::new();
+    let mut settled: Vec<EventId> = Vec::new();
+    for result in results {
+        let Some(slice) = leased.get(&(result.lease.chunk, result.lease.slice)) else { continue };
+        for (index, outcome) in result.outcomes.iter().filter(|(index, _)| slice.mask.contains(*index)) {
+            let event = EventId::at(slice.chunk, *index);
+            settled.push(event);
+            let blocks = match next(slice, event, outcome, policy, now) {
+                Some(Next::Again { .. }) => true,
+                Some(Next::Buried { .. }) => policy.on_exhausted == OnExhausted::Hold,
+                None => false,
+            };
+            if let (true, false, Some(key)) = (blocks, slice.replayed, view.key(event)) {
+                let first = first_blocked.entry(key.clone()).or_insert(event);
+                *first = event.min(*first);
+            }
+        }
+    }
+    for event in settled {
+        let blocked_by = view.key(event).and_then(|key| first_blocked.get(key)).filter(|first| **first < event);
+        if let Some(first) = blocked_by {
+            return Err(Error::invalid(
+                format!("event {event} was settled together with {first} of the same key, which has to run again first"),
+                "settle the events of a key up to the first one that failed, and nothing after it",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What follows for one event: `None` when it is done.
+fn next(slice: &Slice, event: EventId, outcome: &Outcome, policy: &Policy, now: Time) -> Option<Next> {
+    match outcome {
+        Outcome::Done => None,
+        Outcome::Snooze { delay } => {
+            Some(Next::Again { due_at: now.after(*delay), attempts: slice.attempts, error: slice.error.clone() })
+        }
+        Outcome::Dead { error } => Some(Next::Buried { attempts: slice.attempts + 1, error: bounded(error) }),
+        Outcome::Retry { delay, error } => {
+            let attempts = slice.attempts + 1;
+            let error = bounded(error);
+            let wait = policy.retry.delay_after(attempts, event).filter(|_| !policy.is_at_most_once());
+            Some(match wait {
+                None => Next::Buried { attempts, error },
+                Some(wait) => {
+                    Next::Again { due_at: now.after(delay.unwrap_or(wait)), attempts, error: Some(error) }
+                }
+            })
+        }
+    }
+}
+
+/// The event alone, to run again. That it could be settled shows that it does not end its worker.
+fn again(slice: &Slice, event: EventId, due_at: Time, attempts: u32, error: Option<String>) -> Slice {
+    let part = slice.part(Mask::of(event.index()));
+    Slice { state: State::Ready, due_at, attempts, crashes: 0, alone: 0, error, owner: Default::default(), ..part }
+}
+
+fn keep_rest(slice: Slice, rest: Mask, changes: &mut Changes) {
+    if rest.is_empty() {
+        changes.delete.push((slice.chunk, slice.id));
+    } else {
+        changes.update.push(Slice { mask: rest, ..slice });
+    }
+}

@@ -1,0 +1,85 @@
+//! The store: where events, work and order are kept.
+//!
+//! [`Store`] is all that the engine knows of a database. Every verb is one atomic step; what it takes and gives is in
+//! [`verbs`]. All stores decide with the pure functions of [`crate::plan`] and pass one conformance suite.
+
+pub mod verbs;
+
+use crate::error::Result;
+use crate::model::id::SubscriptionId;
+use crate::model::rule::AuditEntry;
+use crate::model::subscription::{Subscription, Topic};
+use crate::model::time::Time;
+use async_trait::async_trait;
+use verbs::*;
+
+/// A database that keeps events.
+///
+/// Dropping a verb's future before it is done leaves open whether the step happened, but never half of it.
+#[async_trait]
+pub trait Store: Send + Sync + std::fmt::Debug {
+    /// Creates a topic or changes what may change of it. `Conflict`: the number of lanes never changes.
+    async fn put_topic(&self, put: PutTopic) -> Result<Topic>;
+    /// All topics, by name.
+    async fn topics(&self) -> Result<Vec<Topic>>;
+    /// Deletes a topic with its events. `Conflict` while a subscription consumes it.
+    async fn delete_topic(&self, name: &str) -> Result<()>;
+    /// Creates a subscription or changes what may change of it. From its return on, no emit misses it.
+    async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription>;
+    /// All subscriptions, by name.
+    async fn subscriptions(&self) -> Result<Vec<Subscription>>;
+    /// Deletes a subscription with all that it still had to do.
+    async fn delete_subscription(&self, name: &str) -> Result<()>;
+    /// Writes a bounded part of the retained events into a new subscription. True while there is more.
+    async fn backfill(&self, subscription: SubscriptionId) -> Result<bool>;
+    /// Sets or removes a rule.
+    async fn set_rule(&self, set: SetRule) -> Result<()>;
+    /// Who did what to a subscription, newest first, at most `limit`.
+    async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>>;
+
+    /// Stores events. Units succeed or fail one by one; an error of the whole call means that nothing is known.
+    async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>>;
+    /// Takes events for a limited time.
+    async fn claim(&self, claim: Claim) -> Result<Claimed>;
+    /// Writes outcomes back. `Invalid`: an event is settled as done after one of its key that must run again.
+    async fn settle(&self, settle: Settle) -> Result<Settled>;
+    /// Makes leases last longer.
+    async fn extend(&self, extend: Extend) -> Result<Vec<Extended>>;
+    /// Gives events back at once, uncounted. Lost leases are passed over.
+    async fn release(&self, release: Release) -> Result<()>;
+    /// Makes ready again what an earlier incarnation consumed but never started. Gives the ids it got.
+    async fn adopt(&self, adopt: Adopt) -> Result<Vec<crate::model::id::EventId>>;
+
+    /// Counts and rules of a subscription.
+    async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats>;
+    /// Looks an event up.
+    async fn event(&self, find: FindEvent) -> Result<Option<EventView>>;
+    /// The last event of a key.
+    async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>>;
+    /// Reads the retained events of a topic, never past one that is still being written.
+    async fn read_log(&self, read: ReadLog) -> Result<LogPage>;
+    /// Dead (and held) events of a subscription, by id.
+    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>>;
+    /// Parked keys of a subscription, by the event that blocks them.
+    async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>>;
+
+    /// Replays or drops dead and held events. Gives how many.
+    async fn revive(&self, revive: Revive) -> Result<u64>;
+    /// Restores events that the subscription had settled or lost. Gives how many.
+    async fn resend(&self, resend: Resend) -> Result<u64>;
+    /// Cancels an event where it has not been claimed. Gives the subscriptions.
+    async fn cancel(&self, cancel: Cancel) -> Result<Vec<std::sync::Arc<str>>>;
+    /// Lets parked keys go on. Gives how many.
+    async fn release_parked(&self, release: ReleaseParked) -> Result<u64>;
+
+    /// Records a sign of life and gives all living workers in birth order.
+    async fn beat(&self, beat: Beat) -> Result<Vec<Worker>>;
+    /// Workers known to the store, in birth order.
+    async fn workers(&self) -> Result<Vec<Worker>>;
+    /// Housekeeping: retention, expired entries, dead workers.
+    async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
+    /// The store's time.
+    async fn now(&self) -> Result<Time>;
+    /// Ends background work and closes connections.
+    async fn close(&self);
+}
