@@ -13,6 +13,9 @@ conformance![
     a_restarted_worker_goes_on_with_what_never_started,
     what_was_adopted_once_is_not_adopted_again,
     an_old_lease_is_refused_after_an_adoption,
+    a_lane_is_free_once_all_that_was_consumed_is_adopted,
+    an_interrupted_event_that_never_started_can_be_adopted,
+    several_interrupted_events_of_a_key_are_held_in_order,
     only_what_was_consumed_can_be_adopted,
     an_interrupted_event_can_be_replayed,
     a_settled_event_can_be_resent,
@@ -140,6 +143,39 @@ async fn an_old_lease_is_refused_after_an_adoption(bed: Bed) {
     let new = queue.claim_by(BERT, 2).await;
     assert!(!queue.done(&old).await);
     assert!(queue.done(&new).await);
+}
+
+async fn a_lane_is_free_once_all_that_was_consumed_is_adopted(bed: Bed) {
+    let queue = bed.lane(ordered_once()).await;
+    let emitted = bed.emit_keys(&["a", "a"]).await;
+    let old = queue.claim_by(ANNA, 1).await;
+    assert_eq!(adopt(&queue, &old, &emitted[..1]).await, emitted[..1]);
+    assert_eq!(ids(&queue.claim_by(BERT, 10).await), emitted);
+}
+
+/// Somebody else found the worker dead before it was back. Its key has gone on, so the event is out of order now.
+async fn an_interrupted_event_that_never_started_can_be_adopted(bed: Bed) {
+    let queue = bed.lane(ordered_once()).await;
+    let emitted = bed.emit_keys(&["a", "a"]).await;
+    let old = queue.claim_by(ANNA, 1).await;
+    bed.pass(LEASE);
+    assert!(queue.done(&queue.claim_by(BERT, 1).await).await);
+    assert_eq!(adopt(&queue, &old, &emitted[..1]).await, emitted[..1]);
+    let again = queue.claim_by(ANNA, 1).await;
+    assert_eq!((ids(&again), again.slices[0].replayed), (emitted[..1].to_vec(), true));
+}
+
+/// All were consumed, so none may run by itself; the first one holds the key, and the rest are gaps behind it.
+async fn several_interrupted_events_of_a_key_are_held_in_order(bed: Bed) {
+    let queue = bed.lane(Policy { on_exhausted: OnExhausted::Hold, ..ordered_once() }).await;
+    let emitted = bed.emit_keys(&["a", "a", "a"]).await;
+    queue.claim_by(ANNA, 2).await;
+    bed.pass(LEASE);
+    assert!(ids(&queue.claim_by(BERT, 10).await).is_empty());
+    assert_eq!(queue.parked().await[0].blocked_by, emitted[0]);
+    queue.release_parked(&[]).await;
+    assert_eq!(queue.drain().await, [emitted[0], emitted[2]]);
+    assert_eq!(queue.dead_ids().await, emitted[1..2]);
 }
 
 async fn only_what_was_consumed_can_be_adopted(bed: Bed) {

@@ -185,8 +185,8 @@ async fn counts_show_what_is_under_way_apart(bed: Bed) {
     for (name, policy) in [("unordered", unordered()), ("ordered", ordered()), ("once", at_most_once())] {
         let queue = bed.queue_named(name, &[TOPIC], policy).await;
         bed.emit_plain(10).await;
-        bed.emit(plain_event().delay(seconds(100))).await;
         let claimed = queue.claim(4).await;
+        bed.emit(plain_event().delay(seconds(100))).await;
         assert_eq!(
             queue.counts().await,
             Counts { ready: 6, delayed: 1, leased: 4, ..Counts::default() },

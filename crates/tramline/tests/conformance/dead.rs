@@ -5,6 +5,7 @@ use crate::bed::*;
 conformance![
     a_dead_event_is_listed_with_its_error,
     dead_events_are_listed_by_id_page_by_page,
+    dead_events_are_listed_by_id_in_whatever_order_they_died,
     a_replayed_event_runs_again_with_its_attempts_counted_anew,
     a_replay_that_fails_again_is_dead_again,
     all_dead_events_can_be_replayed_at_once,
@@ -55,16 +56,30 @@ async fn dead_events_are_listed_by_id_page_by_page(bed: Bed) {
     let mut emitted = bed.emit_plain(70).await;
     emitted.extend(bed.emit_plain(3).await);
     queue.settle(&queue.claim(100).await, Outcome::dead("no")).await;
+    assert_eq!(list_by_tens(&queue).await, emitted);
+}
+
+/// Events that die one by one are rows of their own, which are numbered in the order of the deaths.
+async fn dead_events_are_listed_by_id_in_whatever_order_they_died(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let emitted = bed.emit_plain(128).await;
+    let claimed = queue.claim(128).await;
+    for (n, id) in emitted.iter().enumerate().rev() {
+        queue.settle_each(&claimed, &[(*id, Outcome::dead(format!("error {n}")))]).await;
+    }
+    assert_eq!(list_by_tens(&queue).await, emitted);
+}
+
+async fn list_by_tens(queue: &Queue) -> Vec<EventId> {
     let mut listed = Vec::new();
     let mut page = Page { limit: 10, ..queue.page() };
     loop {
-        let dead = bed.store.dead(page.clone()).await.unwrap();
+        let dead = queue.bed.store.dead(page.clone()).await.unwrap();
         assert!(dead.len() <= 10);
-        let Some(last) = dead.last() else { break };
+        let Some(last) = dead.last() else { return listed };
         page.after = last.event.id;
         listed.extend(dead.iter().map(|dead| dead.event.id));
     }
-    assert_eq!(listed, emitted);
 }
 
 async fn a_replayed_event_runs_again_with_its_attempts_counted_anew(bed: Bed) {

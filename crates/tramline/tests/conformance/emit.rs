@@ -134,6 +134,7 @@ async fn a_main_event_and_its_sub_events_stay_adjacent(bed: Bed) {
 }
 
 async fn the_state_of_a_key_is_stored_with_its_event(bed: Bed) {
+    bed.topic(TOPIC, 4).await;
     assert_eq!(bed.store.head(TOPIC, "a").await.unwrap(), None);
     bed.emit(keyed("a").state("open")).await;
     let last = bed.emit_together(vec![keyed("a").state("paid"), keyed("a").state("sent")]).await[1].id;

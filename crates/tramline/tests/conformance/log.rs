@@ -64,6 +64,7 @@ async fn settled_events_stay_in_the_log(bed: Bed) {
 
 /// Trap: commit order differs from number order; nothing at or before `next` may ever be added.
 async fn a_reader_beside_emitters_misses_nothing(bed: Bed) {
+    bed.topic(TOPIC, 4).await;
     let total = 4 * 40;
     let results = in_parallel(5, |number| {
         let bed = bed.clone();

@@ -6,6 +6,7 @@ conformance![
     a_busy_worker_leaves_suspects_alone,
     an_idle_worker_takes_one_suspect_and_nothing_else,
     a_suspect_chunk_is_claimed_in_halves,
+    a_fatal_event_is_found_by_halving,
     a_crash_is_not_an_attempt,
     a_fatal_event_is_quarantined_and_its_neighbours_are_done,
     a_fatal_event_in_a_lane_is_quarantined_and_its_neighbours_are_done,
@@ -52,9 +53,11 @@ async fn a_suspect_chunk_is_claimed_in_halves(bed: Bed) {
         let queue = bed.queue_named(name, &[TOPIC], policy).await;
         let emitted = bed.emit_plain(64).await;
         queue.claim(64).await;
-        for half in [32, 16, 8, 4, 2, 1] {
-            bed.pass(LEASE);
-            assert_eq!(ids(&queue.claim(64).await), emitted[..half], "{name}");
+        bed.pass(LEASE);
+        for half in [&emitted[..32], &emitted[32..]] {
+            let claimed = queue.claim(64).await;
+            assert_eq!(ids(&claimed), half, "{name}");
+            assert!(queue.done(&claimed).await, "{name}");
         }
     }
 }
@@ -72,20 +75,31 @@ async fn a_crash_is_not_an_attempt(bed: Bed) {
     }
 }
 
-/// Workers die whenever they run the fatal event, and settle everything else.
-async fn run_with_a_fatal_event(queue: &Queue, fatal: EventId) {
+/// Workers die whenever they run the fatal event, and settle everything else. Gives how many events each of the dead had.
+async fn run_with_a_fatal_event(queue: &Queue, fatal: EventId) -> Vec<usize> {
+    let mut crashed_with = Vec::new();
     for _ in 0..100 {
         let claimed = queue.claim_by(Incarnation::random(), 64).await;
         if claimed.slices.is_empty() {
-            return;
+            return crashed_with;
         }
         if ids(&claimed).contains(&fatal) {
+            crashed_with.push(ids(&claimed).len());
             queue.bed.pass(LEASE);
         } else {
             assert!(queue.done(&claimed).await);
         }
     }
     panic!("the queue never comes to rest");
+}
+
+async fn a_fatal_event_is_found_by_halving(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let emitted = bed.emit_plain(64).await;
+        let crashed_with = run_with_a_fatal_event(&queue, emitted[40]).await;
+        assert_eq!(crashed_with, [64, 32, 16, 8, 4, 2, 1, 1, 1], "{name}");
+    }
 }
 
 async fn a_fatal_event_is_quarantined_and_its_neighbours_are_done(bed: Bed) {

@@ -34,13 +34,13 @@ async fn a_settle_that_puts_a_later_event_before_a_failed_one_is_refused(bed: Be
 }
 
 async fn a_refused_settle_changes_nothing(bed: Bed) {
-    let queue = bed.lane(ordered()).await;
-    let emitted = bed.emit_keys(&["b", "a", "a"]).await;
-    let claimed = queue.claim(3).await;
-    let outcomes = [Outcome::Done, Outcome::retry("no"), Outcome::Done];
+    let queue = bed.queue(ordered()).await;
+    let emitted = bed.emit_keys(&["b", "d", "a", "a"]).await; // three lanes, of which one is refused
+    let claimed = queue.claim(4).await;
+    let outcomes = [Outcome::Done, Outcome::dead("no"), Outcome::retry("no"), Outcome::Done];
     let outcomes: Vec<_> = emitted.iter().copied().zip(outcomes).collect();
     assert!(queue.try_settle(&claimed, &outcomes).await.is_err());
-    assert_eq!(queue.counts().await, Counts { leased: 3, ..Counts::default() });
+    assert_eq!(queue.counts().await, Counts { leased: 4, ..Counts::default() });
     assert!(queue.done(&claimed).await);
 }
 

@@ -72,10 +72,10 @@ async fn a_worker_tells_what_it_works_on(bed: Bed) {
 
 async fn a_silent_worker_is_found_dead(bed: Bed) {
     bed.beat(ANNA, "anna").await;
-    bed.pass(seconds(6));
+    bed.pass(seconds(5));
     assert_eq!(bed.sweep(Some(seconds(6))).await.workers, 0);
     bed.beat(BERT, "bert").await;
-    bed.pass(seconds(1));
+    bed.pass(seconds(2));
     assert_eq!(bed.sweep(Some(seconds(6))).await.workers, 1);
     assert_eq!(names(&bed.store.workers().await.unwrap()).await, ["bert"]);
 }
@@ -182,6 +182,7 @@ async fn a_worker_found_dead_may_come_back(bed: Bed) {
     let queue = bed.queue(unordered()).await;
     let id = bed.emit(plain_event()).await;
     let_anna_die(&bed, &queue).await;
+    bed.pass(seconds(1));
     let workers = bed.beat(ANNA, "anna").await;
     assert_eq!(names(&workers).await, ["bert", "anna"]);
     assert_eq!(ids(&queue.claim_by(ANNA, 1).await), [id]);
