@@ -1,6 +1,6 @@
 //! The words in which the tests are written: a store with a manual clock, its queues, and what was claimed.
 
-use crate::stores::Fresh;
+use crate::stores::{Fresh, Place};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::Duration;
@@ -43,9 +43,13 @@ impl Bed {
         Bed { store: fresh.store.clone(), fresh, clock: Arc::new(AtomicI64::new(1_800_000_000_000)) }
     }
 
-    /// Another store on the same database and clock.
+    /// Another store on the same database and clock. What is in memory has only one: itself.
     pub(crate) async fn twin(&self) -> Bed {
-        Bed { store: self.fresh.twin().await, ..self.clone() }
+        let store = match self.fresh.place {
+            Place::SqliteMemory => self.store.clone(),
+            Place::SqliteFile | Place::Postgres => tramline::store::open(&self.fresh.url).await.unwrap(),
+        };
+        Bed { store, ..self.clone() }
     }
 
     pub(crate) fn time(&self) -> Time {

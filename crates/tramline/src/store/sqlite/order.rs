@@ -98,6 +98,9 @@ fn take_from(
         load_keys(session, view, waiting.iter().chain(&ready).map(|slice| slice.chunk), raw)?;
         let all: Vec<Slice> = waiting.iter().chain(&ready).cloned().collect();
         load_marks(conn, view, &all)?;
+        if view.lane.leased > 0 && all.iter().any(|slice| slice.due_at > session.now) {
+            load_running(session, view, raw)?;
+        }
         let mut mine = Taker { events: wanted, ..taker.clone() };
         let taken = take(view, waiting, ready, &mut mine, session.now, changes);
         taker.events -= wanted - mine.events;
@@ -255,6 +258,16 @@ pub(super) fn load_marks(conn: &Connection, view: &mut LaneView, slices: &[Slice
         if !known.is_empty() {
             view.gaps.entry(key).or_insert(known);
         }
+    }
+    Ok(())
+}
+
+/// Fills in what the holder of a lane has under way.
+fn load_running(session: &Session<'_>, view: &mut LaneView, raw: &mut RawClaim) -> Result<()> {
+    let leased = leased(session.conn, view.lane.subscription, view.lane.lane)?;
+    load_keys(session, view, leased.iter().map(|slice| slice.chunk), raw)?;
+    for event in leased.iter().filter(|slice| !slice.replayed).flat_map(Slice::events) {
+        view.run(event);
     }
     Ok(())
 }
