@@ -9,7 +9,12 @@ use tokio::sync::mpsc;
 use tramline::Shutdown;
 
 /// `latency_p50_us` and `latency_p99_us`.
-pub(super) async fn measure(target: &Target, size: Size, round: usize, samples: &mut Samples) -> Result<(), BoxError> {
+pub(super) async fn measure(
+    target: &Target,
+    size: Size,
+    round: usize,
+    samples: &mut Samples,
+) -> Result<(), BoxError> {
     let name = format!("latency/{round}");
     let tram = target.open().await?;
     let beside = target.open_beside(&tram).await?;

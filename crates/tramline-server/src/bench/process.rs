@@ -8,7 +8,8 @@ use tramline::Shutdown;
 /// The most memory that the process ever had, in MiB.
 pub(super) fn peak_rss_mb() -> Result<f64, BoxError> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("the kernel does not say VmHWM")?;
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("the kernel does not say VmHWM")?;
     let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
     Ok(kib / 1024.0)
 }
@@ -36,5 +37,8 @@ fn cpu_ticks() -> Result<f64, BoxError> {
     // The name of the program may hold spaces; it ends with the last parenthesis.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let field = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok());
-    field(11).zip(field(12)).map(|(user, system)| user + system).ok_or_else(|| "the kernel does not say cpu times".into())
+    field(11)
+        .zip(field(12))
+        .map(|(user, system)| user + system)
+        .ok_or_else(|| "the kernel does not say cpu times".into())
 }
