@@ -86,7 +86,7 @@ impl Presence {
             members.subscriptions.push(subscription);
             self.start(&mut members);
         }
-        let membership = Membership { presence: self.clone(), subscription: Some(subscription) };
+        let membership = Membership { presence: self.clone(), subscription: Some(subscription), left: false };
         match self.beat(false).await {
             Err(error) if error.kind() != Kind::Unavailable => Err(error),
             _ => Ok(membership),
@@ -98,7 +98,7 @@ impl Presence {
         let mut members = self.members();
         members.caretakers += 1;
         self.start(&mut members);
-        Membership { presence: self.clone(), subscription: None }
+        Membership { presence: self.clone(), subscription: None, left: false }
     }
 
     /// The share of the lanes that this process prefers, as far as it knows, and a signal for changes.
@@ -184,23 +184,21 @@ fn who(worker: &Worker) -> (Incarnation, &[SubscriptionId]) {
 pub(crate) struct Membership {
     presence: Arc<Presence>,
     subscription: Option<SubscriptionId>,
+    left: bool,
 }
 
 impl Membership {
-    pub(crate) async fn leave(self) {
-        let presence = self.presence.clone();
-        let subscription = self.subscription;
-        std::mem::forget(self.release());
-        presence.part(subscription).await;
-    }
-
-    fn release(self) -> Membership {
-        self
+    pub(crate) async fn leave(mut self) {
+        self.left = true;
+        self.presence.part(self.subscription).await;
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
+        if self.left {
+            return;
+        }
         let mut members = self.presence.members();
         match self.subscription {
             Some(subscription) => members.subscriptions.retain(|known| *known != subscription),
