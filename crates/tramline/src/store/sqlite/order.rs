@@ -54,7 +54,7 @@ pub(super) fn claim(
         }
     }
     if !taker.is_full() {
-        let next = next_due(session.conn, claim.subscription)?;
+        let next = next_due(session, claim.subscription)?;
         raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
     Ok(())
@@ -259,18 +259,16 @@ fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
     raw.slices.extend(taken);
 }
 
-/// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.
-fn next_due(conn: &Connection, id: SubscriptionId) -> Result<Option<Time>> {
-    let sql = "SELECT min(until) FROM (SELECT until FROM tramline_lane WHERE subscription = ?1 AND owner <> 0 \
-               UNION ALL SELECT halted_until FROM tramline_lane WHERE subscription = ?1 AND halted_until > 0)";
-    let lane: Option<i64> = conn.prepare_cached(sql)?.query_row([id.0], |row| row.get(0))?;
-    let sql =
-        "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = 3 AND lane = ? AND rank = 0";
-    let mut statement = conn.prepare_cached(sql)?;
-    let mut next = lane;
-    for lane in lanes(conn, id)? {
-        let first: Option<i64> = statement.query_row([id.0, lane.lane.0], |row| row.get(0))?;
-        next = [next, first].into_iter().flatten().min();
+/// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt. What is due
+/// already and was not taken belongs to somebody else's lane: it must not keep this worker busy.
+fn next_due(session: &Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
+    let sql = "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = 3 AND lane = ? AND rank = 0 AND pos > ?";
+    let mut statement = session.conn.prepare_cached(sql)?;
+    let mut next: Option<i64> = None;
+    for lane in lanes(session.conn, id)? {
+        let waiting: Option<i64> = statement.query_row([id.0, lane.lane.0, session.now.0], |row| row.get(0))?;
+        let ends = [lane.until.0, lane.halted_until.0].into_iter().filter(|end| *end > session.now.0);
+        next = ends.chain(waiting).chain(next).min();
     }
     Ok(next.map(Time))
 }
