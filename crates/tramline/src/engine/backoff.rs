@@ -29,11 +29,6 @@ impl Outage {
         clock.sleep(delay(self.failures)).await;
     }
 
-    /// How often in a row it has failed.
-    pub(crate) fn failures(&self) -> u32 {
-        self.failures
-    }
-
     /// It worked.
     pub(crate) fn over(&mut self) {
         if self.failures > 0 {

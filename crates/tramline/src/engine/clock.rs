@@ -99,22 +99,20 @@ impl ManualClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
 
     #[tokio::test]
     async fn a_waiter_on_manual_time_wakes_when_its_time_has_come() {
         let manual = ManualClock::new(Time(1_000));
         let clock = Clock::Manual(manual.clone());
-        let waiter = tokio::spawn({
-            let clock = clock.clone();
-            async move { clock.sleep(Duration::from_secs(60)).await }
-        });
-        manual.advance(Duration::from_secs(59));
-        tokio::task::yield_now().await;
-        manual.advance(Duration::from_secs(1));
-        // Spawned after or before the advance: a sleep that began late would never end, so start it before waiting.
-        manual.advance(Duration::from_secs(60));
-        waiter.await.unwrap();
-        assert_eq!(clock.now(), Some(Time(121_000)));
+        let hour = Duration::from_secs(3600);
+        let mut sleep = std::pin::pin!(clock.sleep(hour));
+        assert!(sleep.as_mut().now_or_never().is_none());
+        manual.advance(hour - Duration::from_millis(1));
+        assert!(sleep.as_mut().now_or_never().is_none());
+        manual.advance(Duration::from_millis(1));
+        sleep.await;
+        assert_eq!(clock.now(), Some(Time(3_601_000)));
     }
 
     #[tokio::test]

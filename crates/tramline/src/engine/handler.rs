@@ -131,7 +131,7 @@ pub trait Handler<Args>: Send + Sync + 'static {
 }
 
 macro_rules! handler {
-    ($($arg:ident),*) => {
+    ($($arg:ident $value:ident),*) => {
         impl<F, Fut, $($arg),*> Handler<($($arg,)*)> for F
         where
             F: Fn($($arg),*) -> Fut + Send + Sync + 'static,
@@ -139,16 +139,15 @@ macro_rules! handler {
             Fut::Output: IntoOutcome,
             $($arg: Extract + 'static,)*
         {
-            #[expect(non_snake_case, reason = "the arguments are named after their types")]
-            #[allow(unused_variables, clippy::allow_attributes, reason = "without arguments the context is not needed")]
             fn call(&self, cx: Context) -> BoxFuture<'static, Outcome> {
                 $(
-                    let $arg = match $arg::extract(&cx) {
+                    let $value = match $arg::extract(&cx) {
                         Ok(value) => value,
                         Err(outcome) => return Box::pin(std::future::ready(outcome)),
                     };
                 )*
-                let future = self($($arg),*);
+                drop(cx);
+                let future = self($($value),*);
                 Box::pin(async move { future.await.into_outcome() })
             }
         }
@@ -156,10 +155,10 @@ macro_rules! handler {
 }
 
 handler!();
-handler!(A);
-handler!(A, B);
-handler!(A, B, C);
-handler!(A, B, C, D);
+handler!(A a);
+handler!(A a, B b);
+handler!(A a, B b, C c);
+handler!(A a, B b, C c, D d);
 
 /// Events of one type that are handled together. In ordered subscriptions no two of them have the same key.
 #[derive(Debug)]

@@ -217,6 +217,25 @@ impl Worker {
         &self.name
     }
 
+    /// Creates the subscription, or changes it to what is said here, without running anything: what is emitted from now on is kept for
+    /// it, with its delays. [`Worker::run`] does this too.
+    ///
+    /// # Errors
+    /// As [`Worker::run`].
+    pub async fn subscribe(&self) -> Result<Subscription> {
+        if self.topics.is_empty() {
+            return self.tram.subscription(&self.name).await;
+        }
+        let put = PutSubscription {
+            name: self.name.clone(),
+            topics: self.topics.clone(),
+            policy: self.policy.clone(),
+            start: self.start,
+            now: self.tram.clock().now(),
+        };
+        self.tram.store().put_subscription(put).await
+    }
+
     /// Runs events until `shutdown` is started: then nothing more is claimed, what no handler has begun goes back at once, what
     /// runs may finish within the grace, and the rest goes back too. A store that does not answer is waited for.
     ///
@@ -254,7 +273,7 @@ impl Worker {
     }
 
     async fn run_for(&self, until: Until) -> Result<u64> {
-        let subscription = self.subscription().await?;
+        let subscription = self.subscribe().await?;
         let journal = self.open_journal(&subscription).await?;
         let membership = self.tram.presence().join(subscription.id).await?;
         let run = Run::new(Parts {
@@ -270,20 +289,6 @@ impl Worker {
         let ended = drive(Arc::new(run), until).await;
         membership.leave().await;
         ended
-    }
-
-    async fn subscription(&self) -> Result<Subscription> {
-        if self.topics.is_empty() {
-            return self.tram.subscription(&self.name).await;
-        }
-        let put = PutSubscription {
-            name: self.name.clone(),
-            topics: self.topics.clone(),
-            policy: self.policy.clone(),
-            start: self.start,
-            now: self.tram.clock().now(),
-        };
-        self.tram.store().put_subscription(put).await
     }
 
     /// Adopts what an earlier life had claimed and never begun. Before the first heartbeat: that one ends the earlier life.
