@@ -104,7 +104,7 @@ impl Backlog {
         Ok(backlog)
     }
 
-    fn worker(&self, tram: &Tramline) -> tramline::WorkerBuilder {
+    fn worker(&self, tram: &Tramline) -> tramline::Worker {
         let worker = tram.worker(&self.name).topics([self.name.as_str()]).concurrency(CONCURRENCY);
         if self.ordered { worker.ordered_by_key() } else { worker }
     }
@@ -137,7 +137,8 @@ impl Backlog {
                 }
                 std::future::ready(())
             });
-            workers.spawn(worker.run(shutdown.clone()));
+            let shutdown = shutdown.clone();
+            workers.spawn(async move { worker.run(shutdown).await });
         }
         while let Some(done) = workers.join_next().await {
             done??;
@@ -148,7 +149,7 @@ impl Backlog {
     async fn remove(self) -> Result<(), BoxError> {
         self.tram.delete_subscription(&self.name).await?;
         self.tram.delete_topic(&self.name).await?;
-        self.tram.close().await?;
+        self.tram.close().await;
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ pub(super) async fn singles(
         let topic = format!("singles/{callers}/{round}");
         samples.add(metric, emit_singly(&tram, &topic, callers, size.singles).await?);
     }
-    tram.close().await?;
+    tram.close().await;
     Ok(())
 }
 

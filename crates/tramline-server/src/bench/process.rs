@@ -20,13 +20,14 @@ pub(super) async fn idle_cpu(target: &Target, time: Duration) -> Result<f64, Box
     let shutdown = Shutdown::new();
     let worker = tram.worker("idle").topics(["idle"]).on_any(|| std::future::ready(()));
     worker.subscribe().await?;
-    let running = tokio::spawn(worker.run(shutdown.clone()));
+    let done = shutdown.clone();
+    let running = tokio::spawn(async move { worker.run(done).await });
     let (start, before) = (Instant::now(), cpu_ticks()?);
     tokio::time::sleep(time).await;
     let (elapsed, after) = (start.elapsed(), cpu_ticks()?);
     shutdown.start();
     running.await??;
-    tram.close().await?;
+    tram.close().await;
     // The kernel counts in hundredths of a second, whatever its own clock does.
     Ok((after - before) / elapsed.as_secs_f64())
 }

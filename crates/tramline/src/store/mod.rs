@@ -30,11 +30,23 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     if let Some(path) = url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:")) {
         return Ok(Arc::new(sqlite::SqliteStore::open(path).await?));
     }
+    Err(unknown(url))
+}
+
+/// All migrations of the kind of store that a URL names, as SQL to be read or run by hand.
+///
+/// # Errors
+/// `Invalid` for a URL that names no store.
+pub fn migrations(url: &str) -> Result<String> {
+    match url.split(':').next() {
+        Some("sqlite") => Ok(sqlite::SqliteStore::migrations()),
+        _ => Err(unknown(url)),
+    }
+}
+
+fn unknown(url: &str) -> Error {
     let scheme = url.split(':').next().unwrap_or_default();
-    Err(Error::invalid(
-        format!("{scheme:?} is not a known kind of store"),
-        "use sqlite://path or sqlite::memory:",
-    ))
+    Error::invalid(format!("{scheme:?} is not a known kind of store"), "use sqlite://path or sqlite::memory:")
 }
 
 /// A database that keeps events.

@@ -219,7 +219,7 @@ async fn finish(tram: &Tramline, recorder: &Recorder, emitted: &Emitted) {
     check::in_order(&records, ORDERED);
     for subscription in [UNORDERED, ORDERED] {
         assert!(
-            tram.dead(subscription, Default::default()).await.unwrap().is_empty(),
+            tram.dead(subscription, Default::default(), 10).await.unwrap().is_empty(),
             "{subscription} has dead events"
         );
     }
