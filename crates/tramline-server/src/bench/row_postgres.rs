@@ -37,13 +37,14 @@ const INSERT: &str = "
     INSERT INTO tramline_bench_rows (queue, status, due_at, attempts, payload)
     SELECT 'bench', 0, now(), 0, payload FROM UNNEST($1::bytea[]) AS payload";
 
-// The limit is `BATCH`, written out because the planner has to know that it is small.
+// The limit is `BATCH`, written out because the planner has to know that it is small. As an array, the inner query
+// runs exactly once, whatever the plan; `IN (SELECT ..)` is not faster.
 const CLAIM: &str = "
     UPDATE tramline_bench_rows SET status = 1, locked_at = now(), attempts = attempts + 1
-    WHERE id IN (
+    WHERE id = ANY (ARRAY(
         SELECT id FROM tramline_bench_rows WHERE status = 0 AND due_at <= now()
         ORDER BY due_at, id LIMIT 64 FOR UPDATE SKIP LOCKED
-    )
+    ))
     RETURNING id, payload";
 
 const DELETE: &str = "DELETE FROM tramline_bench_rows WHERE id = ANY($1)";

@@ -85,7 +85,8 @@ impl ChunkRow {
     /// # Errors
     /// `Invalid` when the row was damaged or written by something else.
     pub fn decode(&self, topic: &Arc<str>) -> Result<Vec<StoredEvent>> {
-        let metas: Vec<Meta<'_>> = serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
+        let metas: Vec<Meta<'_>> =
+            serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
         let json: Arc<str> = Arc::from(JSON);
         let no_headers = Arc::new(Headers::new());
         let mut kinds = Interner(Arc::from(""));
@@ -129,7 +130,8 @@ impl ChunkRow {
     /// # Errors
     /// `Invalid` when the row was damaged or written by something else.
     pub fn keys(&self) -> Result<Vec<Option<Arc<str>>>> {
-        let metas: Vec<Meta<'_>> = serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
+        let metas: Vec<Meta<'_>> =
+            serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
         Ok(metas.into_iter().map(|meta| meta.1.as_deref().map(Arc::from)).collect())
     }
 
@@ -170,7 +172,15 @@ mod tests {
 
     fn row(encoded: Encoded, prevs: Vec<i64>) -> ChunkRow {
         let body = Bytes::from(encoded.body);
-        ChunkRow { chunk: ChunkId(3), topic: TopicId(1), emitted_at: Time(9), meta: encoded.meta, prevs, mains: vec![], body }
+        ChunkRow {
+            chunk: ChunkId(3),
+            topic: TopicId(1),
+            emitted_at: Time(9),
+            meta: encoded.meta,
+            prevs,
+            mains: vec![],
+            body,
+        }
     }
 
     prop_compose! {

@@ -99,7 +99,8 @@ impl Event {
     /// `Invalid` when the value cannot be written as JSON.
     pub fn json(topic: impl Into<String>, payload: &impl Serialize) -> Result<Event> {
         let payload = serde_json::to_vec(payload).map_err(|error| {
-            Error::invalid("the payload cannot be written as JSON", "emit a value that serde_json accepts").because(error)
+            Error::invalid("the payload cannot be written as JSON", "emit a value that serde_json accepts")
+                .because(error)
         })?;
         Ok(Event::new(topic, payload).content_type(JSON))
     }
@@ -199,7 +200,10 @@ impl Event {
         let texts = [self.key.as_deref(), self.idempotency_key.as_deref(), Some(&self.content_type)];
         let in_headers = self.headers.iter().any(|(name, value)| name.contains('\0') || value.contains('\0'));
         if in_headers || texts.iter().flatten().any(|text| text.contains('\0')) {
-            return Err(Error::invalid("a key or header holds a NUL character", "remove it; databases cannot store it"));
+            return Err(Error::invalid(
+                "a key or header holds a NUL character",
+                "remove it; databases cannot store it",
+            ));
         }
         if self.key.as_deref() == Some("") {
             return Err(Error::invalid("the key is empty", "leave it out or give it at least one character"));

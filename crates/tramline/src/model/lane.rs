@@ -87,7 +87,8 @@ mod tests {
         for workers in 1..9 {
             for lane in 0..64 {
                 let lane = LaneId::of(TopicId(1), lane);
-                let owners = (0..workers).filter(|&index| Share { index, of: workers, help: false }.prefers(lane));
+                let owners =
+                    (0..workers).filter(|&index| Share { index, of: workers, help: false }.prefers(lane));
                 assert_eq!(owners.count(), 1);
             }
         }

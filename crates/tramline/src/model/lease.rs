@@ -24,7 +24,11 @@ impl Lease {
 
 impl fmt::Display for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}.{:x}.{:x}.{:x}.{:x}", self.lane.0, self.chunk.0, self.slice.0, self.epoch, self.owner.0)
+        write!(
+            f,
+            "{:x}.{:x}.{:x}.{:x}.{:x}",
+            self.lane.0, self.chunk.0, self.slice.0, self.epoch, self.owner.0
+        )
     }
 }
 

@@ -118,7 +118,9 @@ impl<K: Hash + Eq + Clone, T> Resequencer<K, T> {
     /// A key whose oldest waiting event has waited too long, with the predecessor that it misses.
     pub fn overdue(&self, now: Duration) -> Option<(&K, Option<EventId>)> {
         let late = |waiting: &&Waiting<T>| now.saturating_sub(waiting.since) >= self.limits.patience;
-        self.waiting.iter().find_map(|(key, queue)| queue.values().find(late).map(|waiting| (key, waiting.prev)))
+        self.waiting
+            .iter()
+            .find_map(|(key, queue)| queue.values().find(late).map(|waiting| (key, waiting.prev)))
     }
 
     /// How many events wait.
@@ -145,7 +147,9 @@ impl<K: Hash + Eq + Clone, T> Resequencer<K, T> {
     /// Takes out what follows the last applied event, and what it has overtaken.
     fn unblock(&mut self, key: &K) -> Vec<T> {
         let mut apply = Vec::new();
-        let (Some(queue), Some(last)) = (self.waiting.get_mut(key), self.last.get_mut(key)) else { return apply };
+        let (Some(queue), Some(last)) = (self.waiting.get_mut(key), self.last.get_mut(key)) else {
+            return apply;
+        };
         while let Some(entry) = queue.first_entry() {
             let id = *entry.key();
             if id > *last && !follows(*last, entry.get().prev, &entry.get().skipped) {

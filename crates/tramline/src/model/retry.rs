@@ -60,7 +60,8 @@ impl Retry {
 
     /// 20 tries, from 15 seconds to one hour apart, with jitter.
     pub fn exponential() -> Retry {
-        let backoff = Backoff::Exponential { first: Duration::from_secs(15), most: Duration::from_secs(3600) };
+        let backoff =
+            Backoff::Exponential { first: Duration::from_secs(15), most: Duration::from_secs(3600) };
         Retry { max_attempts: 20, backoff }
     }
 

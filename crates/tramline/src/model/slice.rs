@@ -45,6 +45,19 @@ impl State {
     pub fn from_i16(number: i16) -> Option<State> {
         State::ALL.get(usize::try_from(number).ok()?).copied()
     }
+
+    /// What users are shown of a slice in this state.
+    pub fn status(self, ordered: bool, due_at: Time, now: Time, held: bool) -> Status {
+        match self {
+            State::Ready | State::Waiting if due_at > now => Status::Delayed,
+            State::Ready | State::Waiting | State::Suspect => Status::Ready,
+            State::Leased if if ordered { held } else { due_at > now } => Status::Leased,
+            State::Leased => Status::Ready,
+            State::Parked | State::Held => Status::Parked,
+            State::Dead => Status::Dead,
+            State::Consumed => Status::Leased,
+        }
+    }
 }
 
 /// A row of work: some events of one chunk, in one subscription, in the same situation.
@@ -123,17 +136,8 @@ impl Slice {
         (Mask::CAPACITY >> self.crashes.min(6)).max(1)
     }
 
-    /// What users are shown. `held` says whether the lane of a leased slice is still held.
+    /// What users are shown. `held` says whether the lane of an ordered slice is still held.
     pub fn status(&self, now: Time, held: bool) -> Status {
-        match self.state {
-            State::Ready | State::Waiting if self.due_at > now => Status::Delayed,
-            State::Ready | State::Waiting | State::Suspect => Status::Ready,
-            State::Leased if self.is_ordered() && held => Status::Leased,
-            State::Leased if !self.is_ordered() && self.due_at > now => Status::Leased,
-            State::Leased => Status::Ready,
-            State::Parked | State::Held => Status::Parked,
-            State::Dead => Status::Dead,
-            State::Consumed => Status::Leased,
-        }
+        self.state.status(self.is_ordered(), self.due_at, now, held)
     }
 }

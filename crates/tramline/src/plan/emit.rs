@@ -157,14 +157,17 @@ impl EmitPlan {
         for (name, mut list) in by_topic {
             let Some(topic) = topics.get(name) else { continue };
             if topic.subscriptions.iter().any(|(_, ordered)| *ordered) {
-                let lane = |event: &Event| event.key.as_deref().map_or(0, |key| lane::hash(key) % topic.lanes);
+                let lane =
+                    |event: &Event| event.key.as_deref().map_or(0, |key| lane::hash(key) % topic.lanes);
                 list.sort_by_key(|(_, events)| lane(events[0]));
             }
             for (unit, _) in &list {
                 plan.wake[*unit].extend(topic.subscriptions.iter().map(|(id, _)| *id));
             }
-            let events: Vec<(usize, &Event)> =
-                list.iter().flat_map(|(unit, events)| events.iter().map(move |event| (*unit, *event))).collect();
+            let events: Vec<(usize, &Event)> = list
+                .iter()
+                .flat_map(|(unit, events)| events.iter().map(move |event| (*unit, *event)))
+                .collect();
             plan.add_topic(topic, &events, spread);
         }
         plan.restore_order(units);
@@ -196,7 +199,8 @@ impl EmitPlan {
             for (index, (unit, event)) in run.iter().enumerate() {
                 let place = Place { chunk, index: index as u32 };
                 if event.is_sub {
-                    mains[index] = main.filter(|(of, _)| of == unit).map_or(Link::None, |(_, at)| Link::Event(at));
+                    mains[index] =
+                        main.filter(|(of, _)| of == unit).map_or(Link::None, |(_, at)| Link::Event(at));
                 } else {
                     main = Some((*unit, place));
                 }
@@ -330,7 +334,8 @@ mod tests {
     use std::time::Duration;
 
     fn topics(ordered: bool) -> HashMap<String, TopicView> {
-        let view = |id| TopicView { id: TopicId(id), lanes: 4, subscriptions: vec![(SubscriptionId(id), ordered)] };
+        let view =
+            |id| TopicView { id: TopicId(id), lanes: 4, subscriptions: vec![(SubscriptionId(id), ordered)] };
         HashMap::from([("a".to_owned(), view(1)), ("b".to_owned(), view(2))])
     }
 
@@ -403,11 +408,13 @@ mod tests {
 
     #[test]
     fn single_emits_are_sorted_by_lane_where_order_matters() {
-        let units: Vec<Vec<Event>> = (0..64).map(|n| vec![Event::new("a", "x").key(format!("k{n}"))]).collect();
+        let units: Vec<Vec<Event>> =
+            (0..64).map(|n| vec![Event::new("a", "x").key(format!("k{n}"))]).collect();
         let plan = EmitPlan::new(&units, &topics(true), 0);
         assert_eq!(plan.chunks.len(), 1);
         assert_eq!(plan.chunks[0].slices.len(), 4);
-        let last_bits: Vec<u32> = plan.chunks[0].slices.iter().filter_map(|slice| slice.mask.iter().last()).collect();
+        let last_bits: Vec<u32> =
+            plan.chunks[0].slices.iter().filter_map(|slice| slice.mask.iter().last()).collect();
         assert!(last_bits.is_sorted(), "{last_bits:?}");
     }
 

@@ -8,20 +8,36 @@ use crate::plan::{Changes, LaneView};
 /// How often an event may end a worker that runs nothing else.
 const CRASHES_ALONE: u32 = 3;
 
+const INTERRUPTED: &str =
+    "interrupted: the worker ended while it had this event; whether it ran is not known";
+
+impl Slice {
+    /// True for dead events that were consumed at most once by a worker that then ended.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.error.as_deref() == Some(INTERRUPTED)
+    }
+}
+
 /// A lease on `slice` has expired, or its owner is known to be dead. Nobody knows which of its events was at fault, so
 /// all become suspects; only one that was alone three times is taken out.
-pub fn expire(slice: Slice, policy: &Policy, now: Time, mut lane: Option<&mut LaneView>, changes: &mut Changes) {
+pub fn expire(
+    slice: Slice,
+    policy: &Policy,
+    now: Time,
+    mut lane: Option<&mut LaneView>,
+    changes: &mut Changes,
+) {
     if let Some(view) = &mut lane {
         view.lane.leased -= 1;
     }
     if slice.state == State::Consumed {
-        let error = "interrupted: the worker ended while it had this event; whether it ran is not known".into();
-        return bury(Slice { error: Some(error), ..slice }, policy, now, lane, changes);
+        return bury(Slice { error: Some(INTERRUPTED.into()), ..slice }, policy, now, lane, changes);
     }
     let alone = slice.mask.count() == 1 && slice.crashes > 0;
     let slice = Slice { crashes: slice.crashes + 1, alone: slice.alone + u32::from(alone), ..slice };
     if slice.alone >= CRASHES_ALONE {
-        let error = format!("quarantined: {CRASHES_ALONE} workers ended while they ran nothing but this event");
+        let error =
+            format!("quarantined: {CRASHES_ALONE} workers ended while they ran nothing but this event");
         return bury(Slice { error: Some(error), ..slice }, policy, now, lane, changes);
     }
     changes.wake = true;
@@ -35,7 +51,13 @@ fn bury(slice: Slice, policy: &Policy, now: Time, lane: Option<&mut LaneView>, c
 }
 
 /// Events will not be done: dead, held or dropped, as the policy says. `part` is a row to be.
-pub(super) fn bury_part(part: Slice, policy: &Policy, now: Time, lane: Option<&mut LaneView>, changes: &mut Changes) {
+pub(super) fn bury_part(
+    part: Slice,
+    policy: &Policy,
+    now: Time,
+    lane: Option<&mut LaneView>,
+    changes: &mut Changes,
+) {
     let dead = Slice { state: State::Dead, due_at: now, owner: Default::default(), ..part };
     let Some(view) = lane else {
         if policy.on_exhausted != OnExhausted::Drop {

@@ -85,7 +85,8 @@ fn take_chunk(
     let mut wanted = taker.events;
     let all = slices.iter().fold(Mask::EMPTY, |mask, slice| mask.plus(slice.mask));
     for index in all.iter() {
-        for (slice, sorted) in slices.iter().zip(&mut sorted).filter(|(slice, _)| slice.mask.contains(index)) {
+        for (slice, sorted) in slices.iter().zip(&mut sorted).filter(|(slice, _)| slice.mask.contains(index))
+        {
             let event = EventId::at(slice.chunk, index);
             let bit = Mask::of(index);
             if wanted == 0 || (taker.single && !sorted.taken.is_empty()) {
@@ -157,7 +158,13 @@ fn begin(view: &mut LaneView, owner: Incarnation, until: Time) {
     view.lane.until = view.lane.until.max(until);
 }
 
-fn take_part(view: &mut LaneView, slice: &Slice, mine: Mask, taker: &mut Taker, changes: &mut Changes) -> Slice {
+fn take_part(
+    view: &mut LaneView,
+    slice: &Slice,
+    mine: Mask,
+    taker: &mut Taker,
+    changes: &mut Changes,
+) -> Slice {
     taker.events -= mine.count();
     taker.bytes -= i64::from(slice.bytes);
     view.lane.leased += 1;

@@ -63,6 +63,20 @@ pub fn hasten(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     changes.insert.push(Slice { due_at: now, ..slice.part(mask) });
 }
 
+/// Consumed or interrupted events that are known never to have started become ready again, as if never claimed.
+pub fn adopt(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
+    cut(slice, mask, changes);
+    changes.wake = true;
+    let ready = Slice {
+        state: State::Ready,
+        due_at: now,
+        error: None,
+        owner: Default::default(),
+        ..slice.part(mask)
+    };
+    changes.insert.push(ready);
+}
+
 /// Events that the subscription had finished with, to be done again.
 pub fn resend(
     subscription: SubscriptionId,

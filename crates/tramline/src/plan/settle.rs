@@ -181,10 +181,13 @@ fn check_order(
         }
     }
     for event in settled {
-        let blocked_by = view.key(event).and_then(|key| first_blocked.get(key)).filter(|first| **first < event);
+        let blocked_by =
+            view.key(event).and_then(|key| first_blocked.get(key)).filter(|first| **first < event);
         if let Some(first) = blocked_by {
             return Err(Error::invalid(
-                format!("event {event} was settled together with {first} of the same key, which has to run again first"),
+                format!(
+                    "event {event} was settled together with {first} of the same key, which has to run again first"
+                ),
                 "settle the events of a key up to the first one that failed, and nothing after it",
             ));
         }
@@ -196,9 +199,11 @@ fn check_order(
 fn next(slice: &Slice, event: EventId, outcome: &Outcome, policy: &Policy, now: Time) -> Option<Next> {
     match outcome {
         Outcome::Done => None,
-        Outcome::Snooze { delay } => {
-            Some(Next::Again { due_at: now.after(*delay), attempts: slice.attempts, error: slice.error.clone() })
-        }
+        Outcome::Snooze { delay } => Some(Next::Again {
+            due_at: now.after(*delay),
+            attempts: slice.attempts,
+            error: slice.error.clone(),
+        }),
         Outcome::Dead { error } => Some(Next::Buried { attempts: slice.attempts + 1, error: bounded(error) }),
         Outcome::Retry { delay, error } => {
             let attempts = slice.attempts + 1;
@@ -217,7 +222,16 @@ fn next(slice: &Slice, event: EventId, outcome: &Outcome, policy: &Policy, now: 
 /// The event alone, to run again. That it could be settled shows that it does not end its worker.
 fn again(slice: &Slice, event: EventId, due_at: Time, attempts: u32, error: Option<String>) -> Slice {
     let part = slice.part(Mask::of(event.index()));
-    Slice { state: State::Ready, due_at, attempts, crashes: 0, alone: 0, error, owner: Default::default(), ..part }
+    Slice {
+        state: State::Ready,
+        due_at,
+        attempts,
+        crashes: 0,
+        alone: 0,
+        error,
+        owner: Default::default(),
+        ..part
+    }
 }
 
 fn keep_rest(slice: Slice, rest: Mask, changes: &mut Changes) {

@@ -3,15 +3,39 @@
 //! [`Store`] is all that the engine knows of a database. Every verb is one atomic step; what it takes and gives is in
 //! [`verbs`]. All stores decide with the pure functions of [`crate::plan`] and pass one conformance suite.
 
+pub(crate) mod backfill;
+pub mod catalog;
+pub(crate) mod claimed;
+pub(crate) mod idempotency;
+pub mod sqlite;
 pub mod verbs;
 
-use crate::error::Result;
-use crate::model::id::SubscriptionId;
+use crate::error::{Error, Result};
+use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::time::Time;
 use async_trait::async_trait;
+use std::sync::Arc;
 use verbs::*;
+
+/// Opens the store behind a URL, and brings it up to date: `sqlite://path`, `sqlite::memory:`.
+///
+/// # Errors
+/// `Invalid` for a URL that names no store, and whatever opening that store gives.
+pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
+    if url == "sqlite::memory:" {
+        return Ok(Arc::new(sqlite::SqliteStore::in_memory().await?));
+    }
+    if let Some(path) = url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:")) {
+        return Ok(Arc::new(sqlite::SqliteStore::open(path).await?));
+    }
+    let scheme = url.split(':').next().unwrap_or_default();
+    Err(Error::invalid(
+        format!("{scheme:?} is not a known kind of store"),
+        "use sqlite://path or sqlite::memory:",
+    ))
+}
 
 /// A database that keeps events.
 ///
@@ -48,7 +72,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Gives events back at once, uncounted. Lost leases are passed over.
     async fn release(&self, release: Release) -> Result<()>;
     /// Makes ready again what an earlier incarnation consumed but never started. Gives the ids it got.
-    async fn adopt(&self, adopt: Adopt) -> Result<Vec<crate::model::id::EventId>>;
+    async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>>;
 
     /// Counts and rules of a subscription.
     async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats>;
@@ -68,7 +92,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Restores events that the subscription had settled or lost. Gives how many.
     async fn resend(&self, resend: Resend) -> Result<u64>;
     /// Cancels an event where it has not been claimed. Gives the subscriptions.
-    async fn cancel(&self, cancel: Cancel) -> Result<Vec<std::sync::Arc<str>>>;
+    async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>>;
     /// Lets parked keys go on. Gives how many.
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64>;
 

@@ -2,10 +2,12 @@
 
 use crate::model::event::{Emitted, Event, StoredEvent};
 use crate::model::id::{EventId, Incarnation, SubscriptionId};
-use crate::model::lane::Share;
+use crate::model::lane::{Lane, Share};
 use crate::model::lease::Lease;
+use crate::model::mask::Mask;
 use crate::model::outcome::Outcome;
 use crate::model::rule::{Rule, RuleKind};
+use crate::model::slice::Slice;
 use crate::model::status::{Counts, Status};
 use crate::model::subscription::{Policy, Start};
 use crate::model::time::Time;
@@ -195,7 +197,7 @@ pub enum Extended {
 pub struct Release {
     /// Whose.
     pub subscription: SubscriptionId,
-    /// Which leases, and which positions of each; `None` stands for all that is left.
+    /// Which leases: all that is left of each.
     pub leases: Vec<Lease>,
     /// Test time.
     pub now: Option<Time>,
@@ -478,4 +480,55 @@ pub struct Swept {
     pub wake: Vec<SubscriptionId>,
     /// True when a limit was reached and another sweep would find more.
     pub more: bool,
+}
+
+impl SettleSlice {
+    /// The positions that are settled.
+    pub(crate) fn mask(&self) -> Mask {
+        self.outcomes.iter().map(|(index, _)| *index).collect()
+    }
+
+    /// True when nothing failed.
+    pub(crate) fn is_all_done(&self) -> bool {
+        self.outcomes.iter().all(|(_, outcome)| outcome.is_done())
+    }
+}
+
+impl Delivery {
+    /// Nothing is left to do.
+    pub(crate) fn settled(subscription: &Arc<str>) -> Delivery {
+        Delivery {
+            subscription: subscription.clone(),
+            status: Status::Settled,
+            attempts: 0,
+            crashes: 0,
+            due_at: None,
+            worker: None,
+            blocked_by: None,
+            error: None,
+        }
+    }
+
+    /// What a slice says of one of its events.
+    pub(crate) fn of(
+        subscription: &Arc<str>,
+        slice: &Slice,
+        lane: Option<&Lane>,
+        blocked_by: Option<EventId>,
+        now: Time,
+    ) -> Delivery {
+        let status = slice.status(now, lane.is_some_and(|lane| lane.is_held(now)));
+        let leased = status == Status::Leased;
+        let end = lane.filter(|_| leased).map_or(slice.due_at, |lane| lane.until);
+        Delivery {
+            subscription: subscription.clone(),
+            status,
+            attempts: slice.attempts,
+            crashes: slice.crashes,
+            due_at: (status != Status::Parked).then_some(end),
+            worker: leased.then_some(slice.owner),
+            blocked_by,
+            error: slice.error.clone(),
+        }
+    }
 }

@@ -1,0 +1,175 @@
+//! The catalogue: a copy of all topics and subscriptions, as of one version.
+//!
+//! Every process keeps one and checks its version inside each transaction, so that no emit misses a new subscription.
+
+use crate::error::{Error, Result};
+use crate::model::id::{MAX_LANES, SubscriptionId, TopicId};
+use crate::model::subscription::{Subscription, Topic};
+use crate::plan::emit::TopicView;
+use crate::store::verbs::SetRule;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// All topics and subscriptions, as of one version.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    /// Which state of the store this is a copy of.
+    pub version: i64,
+    topics: Vec<Topic>,
+    subscriptions: Vec<Subscription>,
+    by_name: HashMap<Arc<str>, usize>,
+    by_topic_id: HashMap<TopicId, usize>,
+    by_id: HashMap<SubscriptionId, usize>,
+    views: HashMap<String, TopicView>,
+}
+
+impl Catalog {
+    /// Builds the look-ups.
+    pub fn new(version: i64, topics: Vec<Topic>, subscriptions: Vec<Subscription>) -> Catalog {
+        let view = |topic: &Topic| TopicView {
+            id: topic.id,
+            lanes: topic.lanes,
+            subscriptions: subscriptions
+                .iter()
+                .filter(|subscription| subscription.topics.contains(&topic.name))
+                .map(|subscription| (subscription.id, subscription.policy.is_ordered()))
+                .collect(),
+        };
+        Catalog {
+            version,
+            views: topics.iter().map(|topic| (topic.name.to_string(), view(topic))).collect(),
+            by_name: topics.iter().enumerate().map(|(at, topic)| (topic.name.clone(), at)).collect(),
+            by_topic_id: topics.iter().enumerate().map(|(at, topic)| (topic.id, at)).collect(),
+            by_id: subscriptions.iter().enumerate().map(|(at, subscription)| (subscription.id, at)).collect(),
+            topics,
+            subscriptions,
+        }
+    }
+
+    /// All topics, by name.
+    pub fn topics(&self) -> &[Topic] {
+        &self.topics
+    }
+
+    /// All subscriptions, by name.
+    pub fn subscriptions(&self) -> &[Subscription] {
+        &self.subscriptions
+    }
+
+    /// What an emit has to know, by topic name.
+    pub fn views(&self) -> &HashMap<String, TopicView> {
+        &self.views
+    }
+
+    /// The topic of a name.
+    pub fn topic(&self, name: &str) -> Option<&Topic> {
+        self.by_name.get(name).map(|at| &self.topics[*at])
+    }
+
+    /// The topic of a number.
+    pub fn topic_by_id(&self, id: TopicId) -> Option<&Topic> {
+        self.by_topic_id.get(&id).map(|at| &self.topics[*at])
+    }
+
+    /// The name of a topic; empty if it is gone.
+    pub fn topic_name(&self, id: TopicId) -> Arc<str> {
+        self.topic_by_id(id).map_or_else(|| Arc::from(""), |topic| topic.name.clone())
+    }
+
+    /// The topic of a name, or an error that says what to do.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn require_topic(&self, name: &str) -> Result<&Topic> {
+        self.topic(name).ok_or_else(|| {
+            Error::not_found(
+                format!("there is no topic {name:?}"),
+                "emit to it or create it first; check the spelling",
+            )
+        })
+    }
+
+    /// The subscription of a name.
+    pub fn subscription_named(&self, name: &str) -> Option<&Subscription> {
+        self.subscriptions.iter().find(|subscription| *subscription.name == *name)
+    }
+
+    /// The subscription of a name, or an error that says what to do.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn require_subscription_named(&self, name: &str) -> Result<&Subscription> {
+        self.subscription_named(name).ok_or_else(|| {
+            Error::not_found(
+                format!("there is no subscription {name:?}"),
+                "create it first; check the spelling",
+            )
+        })
+    }
+
+    /// The subscription of a number, or an error that says what to do.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn require_subscription(&self, id: SubscriptionId) -> Result<&Subscription> {
+        self.by_id.get(&id).map(|at| &self.subscriptions[*at]).ok_or_else(|| {
+            Error::not_found(
+                format!("there is no subscription {id}"),
+                "it was deleted; create it again by name",
+            )
+        })
+    }
+
+    /// Checks that no subscription consumes a topic.
+    ///
+    /// # Errors
+    /// `Conflict`.
+    pub fn check_unused(&self, topic: &str) -> Result<()> {
+        let consumer =
+            self.subscriptions.iter().find(|subscription| subscription.topics.iter().any(|t| **t == *topic));
+        match consumer {
+            None => Ok(()),
+            Some(subscription) => Err(Error::conflict(
+                format!("subscription {:?} consumes the topic", subscription.name),
+                "delete the subscription or take the topic off it first",
+            )),
+        }
+    }
+}
+
+impl Topic {
+    /// Checks that a topic with this many lanes may replace this one.
+    pub(crate) fn check_change(&self, lanes: Option<u32>) -> Result<()> {
+        match lanes {
+            Some(lanes) if lanes != self.lanes => Err(Error::conflict(
+                format!("topic {:?} has {} lanes, and their number never changes", self.name, self.lanes),
+                "leave the number as it is, or create another topic",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Checks a number of lanes.
+pub(crate) fn check_lanes(lanes: Option<u32>) -> Result<()> {
+    match lanes {
+        Some(lanes) if lanes == 0 || lanes > MAX_LANES => Err(Error::invalid(
+            format!("{lanes} lanes are not possible"),
+            "use 1 to 4,096 lanes; 32 suit most topics",
+        )),
+        _ => Ok(()),
+    }
+}
+
+impl SetRule {
+    /// The word for the audit.
+    pub(crate) fn action(&self) -> &'static str {
+        use crate::model::rule::RuleKind::{Block, Pause};
+        match (self.kind, self.until.is_some()) {
+            (Pause, true) => "pause",
+            (Pause, false) => "resume",
+            (Block, true) => "block",
+            (Block, false) => "unblock",
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! From claimed rows to claimed events: the part of a claim that needs no transaction.
+
+use crate::error::Result;
+use crate::model::chunk::ChunkRow;
+use crate::model::event::StoredEvent;
+use crate::model::id::{ChunkId, EventId};
+use crate::model::rule::RuleKind;
+use crate::model::slice::Slice;
+use crate::model::subscription::Policy;
+use crate::model::time::Time;
+use crate::plan::claim::Taker;
+use crate::store::catalog::Catalog;
+use crate::store::verbs::{Claim, Claimed, ClaimedEvent, ClaimedSlice};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What a claim's transaction found.
+#[derive(Debug, Default)]
+pub(crate) struct RawClaim {
+    pub(crate) now: Time,
+    pub(crate) slices: Vec<Slice>,
+    pub(crate) chunks: HashMap<ChunkId, ChunkRow>,
+    /// Chunks that had to be decoded inside the transaction, because their keys mattered.
+    pub(crate) decoded: HashMap<ChunkId, Arc<[StoredEvent]>>,
+    pub(crate) skipped: HashMap<EventId, Vec<EventId>>,
+    pub(crate) until: Time,
+    pub(crate) next_due: Option<Time>,
+    pub(crate) suspects_wait: bool,
+    pub(crate) stopped_by: Option<RuleKind>,
+    pub(crate) backfilling: bool,
+}
+
+impl Taker {
+    /// What a claim may take under a policy.
+    pub(crate) fn new(claim: &Claim, policy: &Policy, now: Time) -> Taker {
+        Taker {
+            owner: claim.owner,
+            until: now.after(claim.lease.unwrap_or_else(|| policy.lease())),
+            events: claim.max_events,
+            bytes: i64::try_from(claim.max_bytes).unwrap_or(i64::MAX).max(1),
+            single: claim.single,
+            consume: policy.is_at_most_once(),
+        }
+    }
+}
+
+impl RawClaim {
+    /// Decodes the events of what was taken.
+    pub(crate) fn decode(mut self, catalog: &Catalog) -> Result<Claimed> {
+        for (id, row) in &self.chunks {
+            if !self.decoded.contains_key(id) {
+                let events = row.decode(&catalog.topic_name(row.topic))?;
+                self.decoded.insert(*id, events.into());
+            }
+        }
+        let mut slices = Vec::with_capacity(self.slices.len());
+        for slice in &self.slices {
+            let all = self.decoded.get(&slice.chunk).map_or(&[][..], |events| &events[..]);
+            let mut events = Vec::with_capacity(slice.mask.count() as usize);
+            for index in slice.mask.iter() {
+                if let Some(event) = all.get(index as usize) {
+                    let skipped = self.skipped.remove(&event.id).unwrap_or_default();
+                    events.push(ClaimedEvent { event: event.clone(), skipped });
+                }
+            }
+            slices.push(ClaimedSlice {
+                lease: slice.lease(),
+                until: self.until,
+                events,
+                attempts: slice.attempts,
+                crashes: slice.crashes,
+                replayed: slice.replayed,
+            });
+        }
+        Ok(Claimed {
+            slices,
+            now: self.now,
+            next_due: self.next_due,
+            suspects_wait: self.suspects_wait,
+            stopped_by: self.stopped_by,
+            backfilling: self.backfilling,
+        })
+    }
+}

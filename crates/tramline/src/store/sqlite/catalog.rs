@@ -1,0 +1,298 @@
+//! Topics, subscriptions and rules, and the copy of them that every process keeps.
+
+use super::rows::draw;
+use super::session::Session;
+use crate::error::{Error, Result};
+use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
+use crate::model::lane::DEFAULT_LANES;
+use crate::model::name;
+use crate::model::rule::{AuditEntry, Rule, RuleKind};
+use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
+use crate::model::time::{Time, millis};
+use crate::store::catalog::{Catalog, check_lanes};
+use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
+use rusqlite::{Connection, OptionalExtension, params};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The number that every change of topics and subscriptions raises.
+pub(super) fn version(conn: &Connection) -> Result<i64> {
+    let sql = "SELECT value FROM tramline_meta WHERE name = 'catalog'";
+    Ok(conn.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
+}
+
+fn changed(conn: &Connection) -> Result<()> {
+    draw(conn, "catalog", 1).map(|_| ())
+}
+
+/// Reads all topics and subscriptions.
+pub(super) fn load(conn: &Connection) -> Result<Catalog> {
+    let topics = topics(conn)?;
+    let names: BTreeMap<TopicId, Arc<str>> =
+        topics.iter().map(|topic| (topic.id, topic.name.clone())).collect();
+    let mut consumed: BTreeMap<SubscriptionId, Vec<Arc<str>>> = BTreeMap::new();
+    let mut statement = conn.prepare_cached("SELECT subscription, topic FROM tramline_subscription_topic")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        if let Some(name) = names.get(&TopicId(row.get(1)?)) {
+            consumed.entry(SubscriptionId(row.get(0)?)).or_default().push(name.clone());
+        }
+    }
+    let mut statement =
+        conn.prepare_cached("SELECT id, name, policy, created_at FROM tramline_subscription ORDER BY name")?;
+    let mut rows = statement.query([])?;
+    let mut subscriptions = Vec::new();
+    while let Some(row) = rows.next()? {
+        let id = SubscriptionId(row.get(0)?);
+        let mut topics = consumed.remove(&id).unwrap_or_default();
+        topics.sort();
+        subscriptions.push(Subscription {
+            id,
+            name: Arc::from(row.get_ref(1)?.as_str().map_err(rusqlite::Error::from)?),
+            topics,
+            policy: policy(row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?)?,
+            created_at: Time(row.get(3)?),
+        });
+    }
+    Ok(Catalog::new(version(conn)?, topics, subscriptions))
+}
+
+fn topics(conn: &Connection) -> Result<Vec<Topic>> {
+    let mut statement = conn.prepare_cached(
+        "SELECT id, name, lanes, retention_ms, created_at FROM tramline_topic ORDER BY name",
+    )?;
+    let topics = statement.query_map([], |row| {
+        Ok(Topic {
+            id: TopicId(row.get(0)?),
+            name: Arc::from(row.get::<_, String>(1)?),
+            lanes: row.get(2)?,
+            retention: Duration::from_millis(row.get::<_, i64>(3)?.max(0).cast_unsigned()),
+            created_at: Time(row.get(4)?),
+        })
+    })?;
+    Ok(topics.collect::<rusqlite::Result<_>>()?)
+}
+
+fn policy(text: &str) -> Result<Policy> {
+    serde_json::from_str(text).map_err(|error| {
+        Error::invalid("a stored policy cannot be read", "upgrade: it was written by a newer version")
+            .because(error)
+    })
+}
+
+/// Creates the topics that do not exist yet. Gives true if there were any.
+pub(super) fn create_missing<'a>(
+    session: &Session<'_>,
+    names: impl Iterator<Item = &'a str>,
+) -> Result<bool> {
+    let missing: BTreeSet<&str> = names.filter(|name| session.catalog.topic(name).is_none()).collect();
+    for name in &missing {
+        insert_topic(session, name, DEFAULT_LANES, DEFAULT_RETENTION)?;
+    }
+    if !missing.is_empty() {
+        changed(session.conn)?;
+    }
+    Ok(!missing.is_empty())
+}
+
+fn insert_topic(session: &Session<'_>, name: &str, lanes: u32, retention: Duration) -> Result<Topic> {
+    name::check("topic", name)?;
+    let topic = Topic {
+        id: TopicId(draw(session.conn, "topic", 1)?),
+        name: Arc::from(name),
+        lanes,
+        retention,
+        created_at: session.now,
+    };
+    let sql = "INSERT INTO tramline_topic (id, name, lanes, retention_ms, created_at) VALUES (?, ?, ?, ?, ?)";
+    session.conn.execute(sql, params![topic.id.0, name, lanes, millis(retention), session.now.0])?;
+    Ok(topic)
+}
+
+pub(super) fn put_topic(session: &Session<'_>, put: &PutTopic) -> Result<Topic> {
+    check_lanes(put.lanes)?;
+    let topic = match session.catalog.topic(&put.name) {
+        None => {
+            let retention = put.retention.unwrap_or(DEFAULT_RETENTION);
+            insert_topic(session, &put.name, put.lanes.unwrap_or(DEFAULT_LANES), retention)?
+        }
+        Some(old) => {
+            old.check_change(put.lanes)?;
+            let topic = Topic { retention: put.retention.unwrap_or(old.retention), ..old.clone() };
+            let sql = "UPDATE tramline_topic SET retention_ms = ? WHERE id = ?";
+            session.conn.execute(sql, params![millis(topic.retention), topic.id.0])?;
+            topic
+        }
+    };
+    changed(session.conn)?;
+    Ok(topic)
+}
+
+pub(super) fn delete_topic(session: &Session<'_>, name: &str) -> Result<()> {
+    let topic = session.catalog.require_topic(name)?;
+    session.catalog.check_unused(name)?;
+    for table in ["tramline_chunk", "tramline_head", "tramline_idempotency"] {
+        session.conn.execute(&format!("DELETE FROM {table} WHERE topic = ?"), [topic.id.0])?;
+    }
+    session.conn.execute("DELETE FROM tramline_topic WHERE id = ?", [topic.id.0])?;
+    changed(session.conn)
+}
+
+/// The caller has created the topics and holds a catalogue that knows them.
+pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> Result<Subscription> {
+    name::check("subscription", &put.name)?;
+    put.policy.check()?;
+    let old = session.catalog.subscription_named(&put.name);
+    let policy = serde_json::to_string(&put.policy).unwrap_or_default(); // plain values always serialise
+    let (id, created_at) = match old {
+        Some(old) => {
+            put.policy.check_change(&old.policy)?;
+            session.conn.execute(
+                "UPDATE tramline_subscription SET policy = ? WHERE id = ?",
+                params![policy, old.id.0],
+            )?;
+            (old.id, old.created_at)
+        }
+        None => {
+            let id = SubscriptionId(draw(session.conn, "subscription", 1)?);
+            let sql = "INSERT INTO tramline_subscription (id, name, policy, created_at) VALUES (?, ?, ?, ?)";
+            session.conn.execute(sql, params![id.0, put.name, policy, session.now.0])?;
+            (id, session.now)
+        }
+    };
+    let wanted: BTreeSet<&str> = put.topics.iter().map(String::as_str).collect();
+    let had: BTreeSet<&str> = old.iter().flat_map(|old| old.topics.iter().map(|topic| &**topic)).collect();
+    for name in wanted.difference(&had) {
+        join_topic(session, id, session.catalog.require_topic(name)?, put)?;
+    }
+    for name in had.difference(&wanted) {
+        leave_topic(session.conn, id, session.catalog.require_topic(name)?.id)?;
+    }
+    changed(session.conn)?;
+    let topics = wanted.into_iter().map(Arc::from).collect();
+    Ok(Subscription {
+        id,
+        name: Arc::from(put.name.as_str()),
+        topics,
+        policy: put.policy.clone(),
+        created_at,
+    })
+}
+
+fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &PutSubscription) -> Result<()> {
+    let conn = session.conn;
+    let last: i64 =
+        conn.query_row("SELECT value FROM tramline_meta WHERE name = 'chunk'", [], |row| row.get(0))?;
+    let first = |condition: &str, value: i64| -> Result<Option<i64>> {
+        let sql = format!("SELECT min(chunk) FROM tramline_chunk WHERE topic = ? AND {condition}");
+        Ok(conn.query_row(&sql, [topic.id.0, value], |row| row.get(0))?)
+    };
+    let next = match put.start {
+        Start::Now => None,
+        Start::Beginning => first("chunk >= ?", 0)?,
+        Start::At(time) => first("emitted_at >= ?", time.0)?,
+    };
+    let sql = "INSERT INTO tramline_subscription_topic (subscription, topic, backfill_next, backfill_until) \
+               VALUES (?, ?, ?, ?)";
+    conn.execute(sql, [id.0, topic.id.0, next.unwrap_or(last + 1), last])?;
+    if put.policy.is_ordered() {
+        let sql = "INSERT INTO tramline_lane VALUES (?, ?, 0, 0, 0, 0, 0, 0)";
+        let mut statement = conn.prepare_cached(sql)?;
+        for lane in 0..topic.lanes {
+            statement.execute([id.0, LaneId::of(topic.id, lane).0])?;
+        }
+    }
+    Ok(())
+}
+
+/// All that a subscription still had to do of a topic goes.
+fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<()> {
+    let lanes = (LaneId::of(topic, 0).0, LaneId::of(TopicId(topic.0 + 1), 0).0);
+    for table in ["tramline_lane", "tramline_parked", "tramline_gap"] {
+        let sql = format!("DELETE FROM {table} WHERE subscription = ? AND lane >= ? AND lane < ?");
+        conn.execute(&sql, [id.0, lanes.0, lanes.1])?;
+    }
+    let sql = "DELETE FROM tramline_slice WHERE subscription = ?1 \
+               AND chunk IN (SELECT chunk FROM tramline_chunk WHERE topic = ?2)";
+    conn.execute(sql, [id.0, topic.0])?;
+    conn.execute(
+        "DELETE FROM tramline_subscription_topic WHERE subscription = ? AND topic = ?",
+        [id.0, topic.0],
+    )?;
+    Ok(())
+}
+
+pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
+    let id = session.catalog.require_subscription_named(name)?.id;
+    let tables = ["slice", "lane", "parked", "gap", "rule", "audit", "subscription_topic"];
+    for table in tables {
+        session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
+    }
+    session.conn.execute("DELETE FROM tramline_subscription WHERE id = ?", [id.0])?;
+    changed(session.conn)
+}
+
+/// Below which chunk ordered claims of a topic have to stay while retained events are still being written.
+pub(super) fn backfill_cursor(
+    conn: &Connection,
+    id: SubscriptionId,
+    topic: TopicId,
+) -> Result<Option<ChunkId>> {
+    let sql = "SELECT backfill_next FROM tramline_subscription_topic \
+               WHERE subscription = ? AND topic = ? AND backfill_next <= backfill_until";
+    Ok(conn.prepare_cached(sql)?.query_row([id.0, topic.0], |row| row.get(0).map(ChunkId)).optional()?)
+}
+
+/// The rule in force that stops a subscription, if any; a block before a pause.
+pub(super) fn stopped_by(session: &Session<'_>, id: SubscriptionId) -> Result<Option<RuleKind>> {
+    Ok(rules(session.conn, id, session.now)?.into_iter().map(|rule| rule.kind).max())
+}
+
+pub(super) fn rules(conn: &Connection, id: SubscriptionId, now: Time) -> Result<Vec<Rule>> {
+    let sql = "SELECT kind, by, reason, since, until FROM tramline_rule \
+               WHERE subscription = ? AND (until IS NULL OR until > ?) ORDER BY kind";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([id.0, now.0], |row| {
+        let kind = RuleKind::parse(row.get_ref(0)?.as_str()?).unwrap_or(RuleKind::Block);
+        let until: Option<i64> = row.get(4)?;
+        let since = Time(row.get(3)?);
+        Ok(Rule { kind, by: row.get(1)?, reason: row.get(2)?, since, until: until.map(Time) })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+pub(super) fn set_rule(session: &Session<'_>, set: &SetRule) -> Result<()> {
+    session.catalog.require_subscription(set.subscription)?;
+    let (conn, id) = (session.conn, set.subscription.0);
+    match set.until {
+        None => {
+            conn.execute(
+                "DELETE FROM tramline_rule WHERE subscription = ? AND kind = ?",
+                params![id, set.kind.as_str()],
+            )?;
+        }
+        Some(end) => {
+            let until = match end {
+                RuleEnd::Open => None,
+                RuleEnd::At(time) => Some(time.0),
+            };
+            let sql = "INSERT INTO tramline_rule (subscription, kind, by, reason, since, until) VALUES (?, ?, ?, ?, ?, ?) \
+                       ON CONFLICT DO UPDATE SET by = excluded.by, reason = excluded.reason, until = excluded.until";
+            conn.execute(sql, params![id, set.kind.as_str(), set.by, set.reason, session.now.0, until])?;
+        }
+    }
+    let sql = "INSERT INTO tramline_audit (subscription, at, by, action, reason) VALUES (?, ?, ?, ?, ?)";
+    conn.execute(sql, params![id, session.now.0, set.by, set.action(), set.reason])?;
+    Ok(())
+}
+
+pub(super) fn audit(conn: &Connection, id: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
+    let sql =
+        "SELECT at, by, action, reason FROM tramline_audit WHERE subscription = ? ORDER BY id DESC LIMIT ?";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([id.0, i64::from(limit)], |row| {
+        Ok(AuditEntry { at: Time(row.get(0)?), by: row.get(1)?, action: row.get(2)?, reason: row.get(3)? })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}

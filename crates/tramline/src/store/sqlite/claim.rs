@@ -1,0 +1,134 @@
+//! Claim where there is no order. Ordered subscriptions: see [`super::order`].
+
+use super::catalog::stopped_by;
+use super::order;
+use super::rows::{SLICE, apply, one_chunk, slice};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::id::SubscriptionId;
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::Policy;
+use crate::model::time::Time;
+use crate::plan::Changes;
+use crate::plan::claim::{Taker, take};
+use crate::plan::expire::expire;
+use crate::store::claimed::RawClaim;
+use crate::store::verbs::{Claim, Suspects};
+use rusqlite::Connection;
+use std::collections::BTreeSet;
+
+/// How many expired leases one claim looks after.
+const EXPIRED: usize = 64;
+const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=9;
+
+/// Takes events. Decoding is left to the caller, outside the transaction.
+pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
+    let subscription = session.catalog.require_subscription(claim.subscription)?;
+    let mut raw = RawClaim {
+        now: session.now,
+        stopped_by: stopped_by(session, claim.subscription)?,
+        ..RawClaim::default()
+    };
+    if raw.stopped_by.is_some() {
+        return Ok(raw);
+    }
+    raw.backfilling = backfilling(session.conn, claim.subscription)?;
+    let mut taker = Taker::new(claim, &subscription.policy, session.now);
+    if subscription.policy.is_ordered() {
+        order::claim(session, claim, &subscription.policy, &mut taker, &mut raw)?;
+    } else {
+        unordered(session, claim, &subscription.policy, &mut taker, &mut raw)?;
+    }
+    for chunk in raw.slices.iter().map(|slice| slice.chunk).collect::<BTreeSet<_>>() {
+        if !raw.chunks.contains_key(&chunk)
+            && let Some(row) = one_chunk(session.conn, chunk)?
+        {
+            raw.chunks.insert(chunk, row);
+        }
+    }
+    Ok(raw)
+}
+
+fn unordered(
+    session: &Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let (conn, now, id) = (session.conn, session.now, claim.subscription);
+    raw.until = taker.until;
+    expire_leases(session, id, policy)?;
+    let mut changes = Changes::default();
+    let suspects = due(conn, id, State::Suspect, now, 1)?;
+    match (claim.suspects, suspects.is_empty()) {
+        (Suspects::TakeOne, false) => {
+            raw.slices = take(suspects, taker, &mut changes);
+            return apply(conn, id, &changes);
+        }
+        (Suspects::Leave, false) => raw.suspects_wait = true,
+        _ => {}
+    }
+    let ready = due(conn, id, State::Ready, now, taker.events)?;
+    raw.slices = take(ready, taker, &mut changes);
+    apply(conn, id, &changes)?;
+    if !taker.is_full() {
+        raw.next_due = next_due(conn, id)?;
+    }
+    Ok(())
+}
+
+/// Leases that have ended make their slices suspect, or dead.
+fn expire_leases(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+    let mut changes = Changes::default();
+    for state in [State::Leased, State::Consumed] {
+        for slice in due(session.conn, id, state, session.now, EXPIRED as u32 * 64)?.into_iter().take(EXPIRED)
+        {
+            expire(slice, policy, session.now, None, &mut changes);
+        }
+    }
+    apply(session.conn, id, &changes)
+}
+
+/// Due slices of one state, by priority and time, until they hold `events` events. Walks the claim index and stops, so the
+/// cost does not grow with what is not due or not wanted. (One statement with `rank IN (..)` would have to sort.)
+fn due(conn: &Connection, id: SubscriptionId, state: State, now: Time, events: u32) -> Result<Vec<Slice>> {
+    let sql = format!(
+        "SELECT {SLICE} FROM tramline_slice \
+         WHERE subscription = ? AND state = ? AND lane = 0 AND rank = ? AND pos <= ? ORDER BY pos"
+    );
+    let mut statement = conn.prepare_cached(&sql)?;
+    let (mut found, mut count) = (Vec::new(), 0);
+    for rank in PRIORITIES {
+        let mut rows = statement.query([id.0, state as i64, rank, now.0])?;
+        while count < events
+            && let Some(row) = rows.next()?
+        {
+            let slice = slice(row)?;
+            count += slice.mask.count();
+            found.push(slice);
+        }
+    }
+    Ok(found)
+}
+
+/// The next time at which something becomes due: a delay or a lease that ends. One index look-up per state and priority.
+fn next_due(conn: &Connection, id: SubscriptionId) -> Result<Option<Time>> {
+    let sql =
+        "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = ? AND lane = 0 AND rank = ?";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut next: Option<i64> = None;
+    for state in [State::Ready, State::Leased, State::Consumed] {
+        for rank in PRIORITIES {
+            let first: Option<i64> = statement.query_row([id.0, state as i64, rank], |row| row.get(0))?;
+            next = [next, first].into_iter().flatten().min();
+        }
+    }
+    Ok(next.map(Time))
+}
+
+fn backfilling(conn: &Connection, id: SubscriptionId) -> Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM tramline_subscription_topic \
+               WHERE subscription = ? AND backfill_next <= backfill_until)";
+    Ok(conn.prepare_cached(sql)?.query_row([id.0], |row| row.get(0))?)
+}

@@ -1,0 +1,166 @@
+//! Looking: counts, events, heads, logs and lists. Nothing here writes.
+
+use super::catalog::rules;
+use super::rows::{CHUNK, blocked_by, chunk, lanes, one_chunk, one_lane, slices};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::id::Incarnation;
+use crate::model::id::{EventId, LaneId, SubscriptionId};
+use crate::model::lane;
+use crate::model::slice::{Slice, State};
+use crate::model::status::{Counts, Status};
+use crate::model::time::Time;
+use crate::plan::mend::find;
+use crate::store::verbs::{
+    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Worker,
+};
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension, params};
+use std::collections::HashSet;
+
+/// Sums of bit counts, in one walk over the subscription's slices. A row holds up to 64 events.
+pub(super) fn stats(session: &Session<'_>, id: SubscriptionId) -> Result<Stats> {
+    session.catalog.require_subscription(id)?;
+    let (conn, now) = (session.conn, session.now);
+    let held: HashSet<LaneId> =
+        lanes(conn, id)?.iter().filter(|lane| lane.is_held(now)).map(|lane| lane.lane).collect();
+    let mut counts = Counts::default();
+    let mut oldest: Option<Time> = None;
+    let sql = "SELECT state, lane, due_at, mask FROM tramline_slice WHERE subscription = ?";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query([id.0])?;
+    while let Some(row) = rows.next()? {
+        let state = State::from_i16(row.get(0)?).unwrap_or(State::Dead);
+        let lane = LaneId(row.get(1)?);
+        let due_at = Time(row.get(2)?);
+        let status = state.status(lane != LaneId::UNORDERED, due_at, now, held.contains(&lane));
+        counts.add(status, u64::from(row.get::<_, i64>(3)?.count_ones()));
+        if status == Status::Ready {
+            oldest = Some(oldest.map_or(due_at, |oldest| oldest.min(due_at)));
+        }
+    }
+    Ok(Stats { counts, oldest_ready_at: oldest, rules: rules(conn, id, now)? })
+}
+
+pub(super) fn event(session: &Session<'_>, id: EventId) -> Result<Option<EventView>> {
+    let Some(row) = one_chunk(session.conn, id.chunk())? else { return Ok(None) };
+    let topic = session.catalog.topic_name(row.topic);
+    let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
+    let all = slices(session.conn, "chunk = ? ORDER BY subscription, id", &[id.chunk().0])?;
+    let mut deliveries = Vec::new();
+    for subscription in session.catalog.subscriptions().iter().filter(|s| s.topics.contains(&topic)) {
+        let own: Vec<Slice> =
+            all.iter().filter(|slice| slice.subscription == subscription.id).cloned().collect();
+        let Some(slice) = find(&own, id) else {
+            deliveries.push(Delivery::settled(&subscription.name));
+            continue;
+        };
+        let lane = one_lane(session.conn, subscription.id, slice.lane)?;
+        let blocker = match (&event.key, slice.state) {
+            (Some(key), State::Parked) => blocked_by(session.conn, subscription.id, slice.lane, key)?,
+            _ => None,
+        };
+        deliveries.push(Delivery::of(&subscription.name, slice, lane.as_ref(), blocker, session.now));
+    }
+    Ok(Some(EventView { event, deliveries }))
+}
+
+pub(super) fn head(session: &Session<'_>, topic: &str, key: &str) -> Result<Option<Head>> {
+    let topic = session.catalog.require_topic(topic)?;
+    let sql = "SELECT last_id, state FROM tramline_head WHERE topic = ? AND key = ?";
+    let head = session.conn.prepare_cached(sql)?.query_row(params![topic.id.0, key], |row| {
+        Ok(Head { last_id: EventId(row.get(0)?), state: row.get::<_, Option<Vec<u8>>>(1)?.map(Bytes::from) })
+    });
+    Ok(head.optional()?)
+}
+
+/// There is one writer at a time, so chunks become visible in the order of their numbers: no gap can be passed.
+pub(super) fn read_log(session: &Session<'_>, read: &ReadLog) -> Result<LogPage> {
+    let topic = session.catalog.require_topic(&read.topic)?;
+    let sql = format!("SELECT {CHUNK} FROM tramline_chunk WHERE topic = ? AND chunk >= ? ORDER BY chunk");
+    let mut statement = session.conn.prepare_cached(&sql)?;
+    let mut rows = statement.query([topic.id.0, read.after.chunk().0])?;
+    let mut events = Vec::new();
+    while events.len() < read.limit as usize
+        && let Some(row) = rows.next()?
+    {
+        events.extend(chunk(row)?.decode(&topic.name)?.into_iter().filter(|event| event.id > read.after));
+    }
+    events.truncate(read.limit as usize);
+    let next = events.last().map_or(read.after, |event| event.id);
+    Ok(LogPage { events, next })
+}
+
+pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>> {
+    session.catalog.require_subscription(page.subscription)?;
+    let filter = "subscription = ? AND state IN (5, 6) AND chunk >= ? ORDER BY chunk, id LIMIT ?";
+    let limit = page.limit as usize;
+    let found = slices(
+        session.conn,
+        filter,
+        &[page.subscription.0, page.after.chunk().0, i64::from(page.limit) + 64],
+    )?;
+    let mut dead = Vec::new();
+    for slice in found {
+        let Some(row) = one_chunk(session.conn, slice.chunk)? else { continue };
+        for event in row.select(&session.catalog.topic_name(row.topic), slice.mask)? {
+            dead.push(DeadEvent {
+                event,
+                attempts: slice.attempts,
+                crashes: slice.crashes,
+                error: slice.error.clone().unwrap_or_default(),
+                died_at: slice.due_at,
+            });
+        }
+    }
+    dead.retain(|dead| dead.event.id > page.after);
+    dead.sort_by_key(|dead| dead.event.id);
+    dead.truncate(limit);
+    Ok(dead)
+}
+
+pub(super) fn parked(session: &Session<'_>, page: &Page) -> Result<Vec<ParkedKey>> {
+    session.catalog.require_subscription(page.subscription)?;
+    let sql = "SELECT lane, key, blocked_by, since FROM tramline_parked WHERE subscription = ? AND blocked_by > ? \
+               ORDER BY blocked_by LIMIT ?";
+    let mut statement = session.conn.prepare_cached(sql)?;
+    let mut rows = statement.query([page.subscription.0, page.after.0, i64::from(page.limit)])?;
+    let mut parked = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (lane_id, key) = (LaneId(row.get(0)?), row.get::<_, String>(1)?);
+        let blocked_by = EventId(row.get(2)?);
+        let own = super::rows::slices_of_chunk(session.conn, page.subscription, blocked_by.chunk())?;
+        let blocker = find(&own, blocked_by).filter(|slice| slice.state != State::Held);
+        parked.push(ParkedKey {
+            topic: session.catalog.topic_name(lane_id.topic()),
+            blocked_by,
+            due_at: blocker.map(|slice| slice.due_at),
+            since: Time(row.get(3)?),
+            waiting: waiting(session.conn, page.subscription, lane_id, &key)?,
+            key: key.into(),
+        });
+    }
+    Ok(parked)
+}
+
+/// How many events wait behind a key. Keys with the same hash in the same lane are counted together.
+fn waiting(conn: &Connection, id: SubscriptionId, lane: LaneId, key: &str) -> Result<u64> {
+    let filter = "subscription = ? AND state = 4 AND lane = ? AND rank = ?";
+    let found = slices(conn, filter, &[id.0, lane.0, i64::from(lane::hash(key))])?;
+    Ok(found.iter().map(|slice| u64::from(slice.mask.count())).sum())
+}
+
+pub(super) fn workers(conn: &Connection) -> Result<Vec<Worker>> {
+    let sql = "SELECT incarnation, name, subscriptions, born_at, beat_at FROM tramline_worker ORDER BY born_at, incarnation";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        Ok(Worker {
+            incarnation: Incarnation(row.get(0)?),
+            name: row.get(1)?,
+            subscriptions: serde_json::from_str(row.get_ref(2)?.as_str()?).unwrap_or_default(),
+            born_at: Time(row.get(3)?),
+            beat_at: Time(row.get(4)?),
+        })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}

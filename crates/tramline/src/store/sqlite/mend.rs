@@ -1,0 +1,204 @@
+//! Replay, drop, cancel, resend, release of parked keys, and adoption: changes that somebody asks for.
+
+use super::order::{load_keys, load_marks};
+use super::rows::{apply, one_chunk, one_lane, slices, slices_of_chunk, write_lane};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::id::{EventId, LaneId, SubscriptionId};
+use crate::model::lane;
+use crate::model::mask::Mask;
+use crate::model::slice::{Slice, State};
+use crate::plan::mend::{find, hasten, remove, replay, resend as plan_resend};
+use crate::plan::{Changes, LaneView};
+use crate::store::claimed::RawClaim;
+use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
+use rusqlite::params;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<u64> {
+    session.catalog.require_subscription(revive.subscription)?;
+    let mut count = 0;
+    for (slice, mask) in chosen(session, revive)? {
+        count += u64::from(mask.count());
+        change(session, &slice, |view, changes| match revive.how {
+            Revival::Replay => replay(&slice, mask, session.now, changes),
+            Revival::Drop => remove(&slice, mask, view, changes),
+        })?;
+    }
+    Ok(count)
+}
+
+/// The dead and held slices that are meant, and which of their events.
+fn chosen(session: &Session<'_>, revive: &Revive) -> Result<Vec<(Slice, Mask)>> {
+    let since = match &revive.which {
+        Which::Ids(ids) => return chosen_by_id(session, revive.subscription, ids),
+        Which::All => i64::MIN,
+        Which::Since(time) => time.0,
+    };
+    let filter = "subscription = ? AND state IN (5, 6) AND due_at >= ?";
+    let found = slices(session.conn, filter, &[revive.subscription.0, since])?;
+    Ok(found.into_iter().map(|slice| (slice.mask, slice)).map(|(mask, slice)| (slice, mask)).collect())
+}
+
+fn chosen_by_id(session: &Session<'_>, id: SubscriptionId, ids: &[EventId]) -> Result<Vec<(Slice, Mask)>> {
+    let mut chosen = Vec::new();
+    for (chunk, wanted) in by_chunk(ids) {
+        for slice in slices_of_chunk(session.conn, id, chunk)? {
+            let mask = slice.mask.and(wanted);
+            if matches!(slice.state, State::Dead | State::Held) && !mask.is_empty() {
+                chosen.push((slice, mask));
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+fn by_chunk(ids: &[EventId]) -> BTreeMap<crate::model::id::ChunkId, Mask> {
+    let mut chunks = BTreeMap::new();
+    for id in ids {
+        let mask: &mut Mask = chunks.entry(id.chunk()).or_default();
+        *mask = mask.plus(Mask::of(id.index()));
+    }
+    chunks
+}
+
+/// Changes one slice, under the lock of its lane if it has one.
+fn change(
+    session: &Session<'_>,
+    slice: &Slice,
+    decide: impl FnOnce(Option<&mut LaneView>, &mut Changes),
+) -> Result<()> {
+    let mut changes = Changes::default();
+    let lane =
+        if slice.is_ordered() { one_lane(session.conn, slice.subscription, slice.lane)? } else { None };
+    let Some(lane) = lane else {
+        decide(None, &mut changes);
+        return apply(session.conn, slice.subscription, &changes);
+    };
+    let mut view = LaneView::new(lane);
+    load_keys(session, &mut view, [slice.chunk].into_iter(), &mut RawClaim::default())?;
+    load_marks(session.conn, &mut view, std::slice::from_ref(slice))?;
+    decide(Some(&mut view), &mut changes);
+    apply(session.conn, slice.subscription, &changes)?;
+    write_lane(session.conn, &view.lane)
+}
+
+pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<str>>> {
+    let found = slices(session.conn, "chunk = ? ORDER BY subscription, id", &[cancel.id.chunk().0])?;
+    let mask = Mask::of(cancel.id.index());
+    let mut cancelled = Vec::new();
+    for slice in found.iter().filter(|slice| slice.mask.covers(mask)) {
+        if matches!(slice.state, State::Leased | State::Consumed | State::Dead) {
+            continue;
+        }
+        change(session, slice, |view, changes| remove(slice, mask, view, changes))?;
+        cancelled.push(session.catalog.require_subscription(slice.subscription)?.name.clone());
+    }
+    Ok(cancelled)
+}
+
+pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
+    let subscription = session.catalog.require_subscription(resend.subscription)?;
+    let mut count = 0;
+    for (chunk, wanted) in by_chunk(&resend.ids) {
+        let Some(row) = one_chunk(session.conn, chunk)? else { continue };
+        let Some(topic) = session.catalog.topic_by_id(row.topic) else { continue };
+        if !subscription.topics.contains(&topic.name) {
+            continue;
+        }
+        let known = slices_of_chunk(session.conn, resend.subscription, chunk)?;
+        let keys = row.keys()?;
+        for index in wanted.iter().filter(|index| (*index as usize) < keys.len()) {
+            let (event, mask) = (EventId::at(chunk, index), Mask::of(index));
+            match find(&known, event) {
+                Some(slice) if matches!(slice.state, State::Dead | State::Held) => {
+                    // Earlier events of this chunk may have changed the row: look again.
+                    let fresh = slices_of_chunk(session.conn, resend.subscription, chunk)?;
+                    let Some(slice) = find(&fresh, event) else { continue };
+                    change(session, slice, |_, changes| replay(slice, mask, session.now, changes))?;
+                }
+                Some(_) => continue,
+                None => {
+                    let lane = match &keys[index as usize] {
+                        Some(key) if subscription.policy.is_ordered() => lane::of(topic.id, topic.lanes, key),
+                        None if subscription.policy.is_ordered() => LaneId::of(topic.id, 0),
+                        _ => LaneId::UNORDERED,
+                    };
+                    let mut changes = Changes::default();
+                    let bytes = row.body.len() as u32;
+                    plan_resend(resend.subscription, lane, chunk, mask, session.now, bytes, &mut changes);
+                    apply(session.conn, resend.subscription, &changes)?;
+                }
+            }
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+pub(super) fn release_parked(session: &Session<'_>, release: &ReleaseParked) -> Result<u64> {
+    session.catalog.require_subscription(release.subscription)?;
+    let mut count = 0;
+    for event in blockers(session, release)? {
+        let slices = slices_of_chunk(session.conn, release.subscription, event.chunk())?;
+        let Some(slice) = find(&slices, event).filter(|s| matches!(s.state, State::Waiting | State::Held))
+        else {
+            continue;
+        };
+        change(session, slice, |view, changes| {
+            hasten(slice, Mask::of(event.index()), session.now, changes);
+            if let Some(view) = view {
+                view.lane.halted_until = view.lane.halted_until.min(session.now);
+            }
+        })?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// The events that the keys in question wait for.
+fn blockers(session: &Session<'_>, release: &ReleaseParked) -> Result<Vec<EventId>> {
+    let id = release.subscription.0;
+    if release.keys.is_empty() {
+        let mut statement =
+            session.conn.prepare_cached("SELECT blocked_by FROM tramline_parked WHERE subscription = ?")?;
+        let rows = statement.query_map([id], |row| row.get(0).map(EventId))?;
+        return Ok(rows.collect::<rusqlite::Result<_>>()?);
+    }
+    let sql = "SELECT blocked_by FROM tramline_parked WHERE subscription = ? AND lane = ? AND key = ?";
+    let mut statement = session.conn.prepare_cached(sql)?;
+    let mut found = Vec::new();
+    for (topic, key) in &release.keys {
+        let topic = session.catalog.require_topic(topic)?;
+        let lane = lane::of(topic.id, topic.lanes, key);
+        let rows = statement.query_map(params![id, lane.0, key], |row| row.get(0).map(EventId))?;
+        found.extend(rows.collect::<rusqlite::Result<Vec<_>>>()?);
+    }
+    Ok(found)
+}
+
+pub(super) fn adopt(session: &Session<'_>, adopt: &Adopt) -> Result<Vec<EventId>> {
+    session.catalog.require_subscription(adopt.subscription)?;
+    let mut adopted = Vec::new();
+    for (lease, events) in &adopt.consumed {
+        for event in events {
+            let slices = slices_of_chunk(session.conn, adopt.subscription, event.chunk())?;
+            let Some(slice) = find(&slices, *event) else { continue };
+            let mine = slice.state == State::Consumed && slice.lease() == *lease;
+            // A sweep may have been faster and called it interrupted; the journal knows that it never started.
+            let interrupted = slice.state == State::Dead && slice.is_interrupted();
+            if !mine && !interrupted {
+                continue;
+            }
+            change(session, slice, |view, changes| {
+                if let (true, Some(view)) = (mine && slice.mask.count() == 1, view) {
+                    view.lane.leased -= 1;
+                }
+                crate::plan::mend::adopt(slice, Mask::of(event.index()), session.now, changes);
+            })?;
+            adopted.push(*event);
+        }
+    }
+    Ok(adopted)
+}

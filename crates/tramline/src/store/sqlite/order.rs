@@ -1,0 +1,276 @@
+//! Lanes: ordered claims, and what every step on a lane has to load.
+
+use super::catalog::backfill_cursor;
+use super::rows::{SLICE, apply, blocked_by, gaps, lanes, one_chunk, slice, slices, write_lane};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::id::{ChunkId, LaneId, SubscriptionId};
+use crate::model::lane::{Lane, Share};
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::Policy;
+use crate::model::time::Time;
+use crate::plan::claim::Taker;
+use crate::plan::lane::{take, take_over, take_suspect};
+use crate::plan::{Changes, LaneView};
+use crate::store::claimed::RawClaim;
+use crate::store::verbs::{Claim, Suspects};
+use rusqlite::Connection;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// How many chunks' worth of parked events one claim sets aside per lane before it looks at the next lane.
+const ROUNDS: u32 = 8;
+
+/// Takes from as many lanes as needed, the worker's own first.
+pub(super) fn claim(
+    session: &Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    raw.until = taker.until;
+    let lanes = candidates(session, claim)?;
+    let quota = (taker.events as usize).div_ceil(lanes.len().max(1)).max(1) as u32;
+    for lane in lanes {
+        if taker.is_full() {
+            return Ok(());
+        }
+        let mut view = LaneView::new(lane);
+        let mut changes = Changes::default();
+        if view.lane.owner.is_some() && !view.lane.is_held(session.now) {
+            let leased = leased(session.conn, claim.subscription, view.lane.lane)?;
+            load_keys(session, &mut view, leased.iter().map(|slice| slice.chunk), raw)?;
+            load_marks(session.conn, &mut view, &leased)?;
+            take_over(&mut view, leased, policy, session.now, &mut changes);
+            apply(session.conn, claim.subscription, &changes)?;
+            changes = Changes::default();
+        }
+        let done = take_from(session, claim, &mut view, taker, quota, raw, &mut changes)?;
+        apply(session.conn, claim.subscription, &changes)?;
+        write_lane(session.conn, &view.lane)?;
+        if done {
+            return Ok(());
+        }
+    }
+    if !taker.is_full() {
+        let next = next_due(session.conn, claim.subscription)?;
+        raw.next_due = [raw.next_due, next].into_iter().flatten().min();
+    }
+    Ok(())
+}
+
+/// Takes from one locked lane. True when the claim is over: it took a suspect.
+fn take_from(
+    session: &Session<'_>,
+    claim: &Claim,
+    view: &mut LaneView,
+    taker: &mut Taker,
+    quota: u32,
+    raw: &mut RawClaim,
+    changes: &mut Changes,
+) -> Result<bool> {
+    let (conn, id, lane) = (session.conn, claim.subscription, view.lane.lane);
+    let suspect = slices(
+        conn,
+        "subscription = ? AND state = 2 AND lane = ? ORDER BY rank, pos, id LIMIT 1",
+        &[id.0, lane.0],
+    )?;
+    if let Some(suspect) = suspect.into_iter().next() {
+        if claim.suspects == Suspects::Leave || !raw.slices.is_empty() || view.lane.is_held(session.now) {
+            raw.suspects_wait = true;
+            return Ok(false);
+        }
+        load_keys(session, view, [suspect.chunk].into_iter(), raw)?;
+        load_marks(conn, view, std::slice::from_ref(&suspect))?;
+        let taken = take_suspect(view, suspect, taker, changes);
+        add(view, vec![taken], raw);
+        return Ok(true);
+    }
+    let before = taker.events;
+    for _ in 0..ROUNDS {
+        let wanted = quota.min(taker.events);
+        let waiting = waiting(conn, id, lane, session.now, wanted)?;
+        let ready = ready(session, id, lane, wanted)?;
+        let more = !ready.is_empty();
+        load_keys(session, view, waiting.iter().chain(&ready).map(|slice| slice.chunk), raw)?;
+        let all: Vec<Slice> = waiting.iter().chain(&ready).cloned().collect();
+        load_marks(conn, view, &all)?;
+        let mut mine = Taker { events: wanted, ..taker.clone() };
+        let taken = take(view, waiting, ready, &mut mine, session.now, changes);
+        taker.events -= wanted - mine.events;
+        taker.bytes = mine.bytes;
+        add(view, taken, raw);
+        if !more || taker.events < before {
+            return Ok(false);
+        }
+        // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
+        apply(conn, id, changes)?;
+        *changes = Changes::default();
+    }
+    raw.next_due = Some(session.now);
+    Ok(false)
+}
+
+/// Open lanes with something to do, preferred ones first, beginning at another one every time.
+fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
+    let busy = lanes_with_work(session, claim.subscription)?;
+    let mut open: Vec<Lane> = lanes(session.conn, claim.subscription)?
+        .into_iter()
+        .filter(|lane| lane.is_open_to(claim.owner, session.now))
+        .filter(|lane| busy.contains(&lane.lane) || (lane.owner.is_some() && !lane.is_held(session.now)))
+        .collect();
+    let (mut own, mut others): (Vec<Lane>, Vec<Lane>) =
+        open.drain(..).partition(|lane| claim.share.prefers(lane.lane));
+    rotate(&mut own, session.now);
+    if own.is_empty() || claim.share == Share::ALL {
+        rotate(&mut others, session.now);
+    }
+    if claim.share.help {
+        own.append(&mut others);
+    }
+    Ok(own)
+}
+
+fn rotate(lanes: &mut [Lane], now: Time) {
+    if !lanes.is_empty() {
+        let by = now.0.unsigned_abs() as usize % lanes.len();
+        lanes.rotate_left(by);
+    }
+}
+
+/// The lanes that have ready, waiting or suspect slices. Hops from lane to lane in the claim index, so the cost is that of
+/// the lanes with work and not of the work in them.
+fn lanes_with_work(session: &Session<'_>, id: SubscriptionId) -> Result<BTreeSet<LaneId>> {
+    let sql = "SELECT lane, pos FROM tramline_slice WHERE subscription = ? AND state = ? AND lane > ? \
+               ORDER BY lane, rank, pos LIMIT 1";
+    let mut statement = session.conn.prepare_cached(sql)?;
+    let mut found = BTreeSet::new();
+    for state in [State::Ready, State::Waiting, State::Suspect] {
+        let mut after = 0;
+        let mut rows;
+        loop {
+            rows = statement.query([id.0, state as i64, after])?;
+            let Some(row) = rows.next()? else { break };
+            after = row.get(0)?;
+            let pos: i64 = row.get(1)?;
+            if state != State::Waiting || pos <= session.now.0 {
+                found.insert(LaneId(after));
+            }
+            drop(rows);
+        }
+    }
+    Ok(found)
+}
+
+/// Slices whose event was the first of its key and had to wait, and is due now.
+fn waiting(
+    conn: &Connection,
+    id: SubscriptionId,
+    lane: LaneId,
+    now: Time,
+    events: u32,
+) -> Result<Vec<Slice>> {
+    let filter =
+        "subscription = ? AND state = 3 AND lane = ? AND rank = 0 AND pos <= ? ORDER BY pos, chunk LIMIT ?";
+    slices(conn, filter, &[id.0, lane.0, now.0, i64::from(events)])
+}
+
+/// Ready slices of a lane in chunk order, whole chunks only, until they hold `events` events.
+fn ready(session: &Session<'_>, id: SubscriptionId, lane: LaneId, events: u32) -> Result<Vec<Slice>> {
+    let below = backfill_cursor(session.conn, id, lane.topic())?.unwrap_or(ChunkId(i64::MAX));
+    let sql = format!(
+        "SELECT {SLICE} FROM tramline_slice \
+         WHERE subscription = ? AND state = 0 AND lane = ? AND rank = 0 AND pos < ? ORDER BY pos, chunk, id"
+    );
+    let mut statement = session.conn.prepare_cached(&sql)?;
+    let mut rows = statement.query([id.0, lane.0, below.0])?;
+    let (mut found, mut count): (Vec<Slice>, u32) = (Vec::new(), 0);
+    while let Some(row) = rows.next()? {
+        let slice = slice(row)?;
+        if count >= events && found.last().is_some_and(|last| last.chunk != slice.chunk) {
+            break;
+        }
+        count += slice.mask.count();
+        found.push(slice);
+    }
+    Ok(found)
+}
+
+/// All that is taken in a lane.
+pub(super) fn leased(conn: &Connection, id: SubscriptionId, lane: LaneId) -> Result<Vec<Slice>> {
+    slices(conn, "subscription = ? AND state IN (1, 7) AND lane = ?", &[id.0, lane.0])
+}
+
+/// Fills in the keys of chunks. Their decoded events are kept, because a claim gives them out next.
+pub(super) fn load_keys(
+    session: &Session<'_>,
+    view: &mut LaneView,
+    chunks: impl Iterator<Item = ChunkId>,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    for chunk in chunks {
+        if view.keys.contains_key(&chunk) {
+            continue;
+        }
+        if !raw.decoded.contains_key(&chunk) {
+            let Some(row) = one_chunk(session.conn, chunk)? else { continue };
+            let events = row.decode(&session.catalog.topic_name(row.topic))?;
+            raw.decoded.insert(chunk, events.into());
+        }
+        let keys: Vec<Option<Arc<str>>> = raw.decoded[&chunk].iter().map(|event| event.key.clone()).collect();
+        view.keys.insert(chunk, keys.into());
+    }
+    Ok(())
+}
+
+/// Fills in which keys of these slices are parked or have gaps. Lanes without marks cost nothing.
+pub(super) fn load_marks(conn: &Connection, view: &mut LaneView, slices: &[Slice]) -> Result<()> {
+    if view.lane.marks == 0 {
+        return Ok(());
+    }
+    let mut seen: BTreeSet<Arc<str>> = BTreeSet::new();
+    for event in slices.iter().flat_map(Slice::events) {
+        let Some(key) = view.key(event).cloned() else { continue };
+        if !seen.insert(key.clone()) {
+            continue;
+        }
+        let (id, lane) = (view.lane.subscription, view.lane.lane);
+        if let Some(event) = blocked_by(conn, id, lane, &key)? {
+            view.parked.entry(key.clone()).or_insert(event);
+        }
+        let known = gaps(conn, id, lane, &key)?;
+        if !known.is_empty() {
+            view.gaps.entry(key).or_insert(known);
+        }
+    }
+    Ok(())
+}
+
+fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
+    if !view.gaps.is_empty() {
+        for event in taken.iter().filter(|slice| !slice.replayed).flat_map(Slice::events) {
+            let skipped = view.skipped(event);
+            if !skipped.is_empty() {
+                raw.skipped.insert(event, skipped);
+            }
+        }
+    }
+    raw.slices.extend(taken);
+}
+
+/// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.
+fn next_due(conn: &Connection, id: SubscriptionId) -> Result<Option<Time>> {
+    let sql = "SELECT min(until) FROM (SELECT until FROM tramline_lane WHERE subscription = ?1 AND owner <> 0 \
+               UNION ALL SELECT halted_until FROM tramline_lane WHERE subscription = ?1 AND halted_until > 0)";
+    let lane: Option<i64> = conn.prepare_cached(sql)?.query_row([id.0], |row| row.get(0))?;
+    let sql =
+        "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = 3 AND lane = ? AND rank = 0";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut next = lane;
+    for lane in lanes(conn, id)? {
+        let first: Option<i64> = statement.query_row([id.0, lane.lane.0], |row| row.get(0))?;
+        next = [next, first].into_iter().flatten().min();
+    }
+    Ok(next.map(Time))
+}

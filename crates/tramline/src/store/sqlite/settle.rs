@@ -1,0 +1,177 @@
+//! Settle, extend and release: everything that a lease allows.
+
+use super::order::{leased, load_keys, load_marks};
+use super::rows::{apply, one_lane, slices, write_lane};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::id::{LaneId, SubscriptionId};
+use crate::model::lane::Lane;
+use crate::model::lease::Lease;
+use crate::model::slice::Slice;
+use crate::model::subscription::Policy;
+use crate::plan::mend::release as plan_release;
+use crate::plan::settle::{Leased, settle as plan_settle, settle_lane};
+use crate::plan::{Changes, LaneView};
+use crate::store::claimed::RawClaim;
+use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
+use rusqlite::Connection;
+use std::collections::BTreeMap;
+
+pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> {
+    let policy = session.catalog.require_subscription(settle.subscription)?.policy.clone();
+    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], wake: false };
+    let mut lanes: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
+    for (at, result) in settle.results.iter().enumerate() {
+        if result.lease.is_ordered() {
+            lanes.entry(result.lease.lane).or_default().push(at);
+        } else {
+            let (accepted, wake) = settle_slice(session, settle.subscription, result, &policy)?;
+            answer.accepted[at] = accepted;
+            answer.wake |= wake;
+        }
+    }
+    for (lane, results) in lanes {
+        settle_in_lane(session, settle, &results, lane, &policy, &mut answer)?;
+    }
+    Ok(answer)
+}
+
+fn settle_slice(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    result: &SettleSlice,
+    policy: &Policy,
+) -> Result<(Vec<bool>, bool)> {
+    if finish(session.conn, id, result)? {
+        return Ok((vec![true; result.outcomes.len()], false));
+    }
+    let Some(slice) = under(session.conn, id, &result.lease)? else {
+        return Ok((vec![false; result.outcomes.len()], false));
+    };
+    let mut changes = Changes::default();
+    let accepted = plan_settle(slice, &result.outcomes, policy, session.now, &mut changes);
+    apply(session.conn, id, &changes)?;
+    Ok((accepted, changes.wake))
+}
+
+/// The common case in one statement: everything that the slice holds is done.
+fn finish(conn: &Connection, id: SubscriptionId, result: &SettleSlice) -> Result<bool> {
+    if !result.is_all_done() {
+        return Ok(false);
+    }
+    let lease = &result.lease;
+    let sql = "DELETE FROM tramline_slice WHERE chunk = ? AND id = ? AND subscription = ? AND epoch = ? AND owner = ? \
+               AND mask = ? AND state IN (1, 7)";
+    let values = [lease.chunk.0, lease.slice.0, id.0, lease.epoch, lease.owner.0, result.mask().to_i64()];
+    Ok(conn.prepare_cached(sql)?.execute(values)? > 0)
+}
+
+/// The slice under a lease, if the lease still holds.
+fn under(conn: &Connection, id: SubscriptionId, lease: &Lease) -> Result<Option<Slice>> {
+    let found =
+        slices(conn, "chunk = ? AND id = ? AND subscription = ?", &[lease.chunk.0, lease.slice.0, id.0])?;
+    Ok(found.into_iter().next().filter(|slice| slice.is_under(lease)))
+}
+
+/// The lane under a lease, if the lease still holds.
+fn lane_under(conn: &Connection, id: SubscriptionId, lease: &Lease) -> Result<Option<Lane>> {
+    let lane = one_lane(conn, id, lease.lane)?;
+    Ok(lane.filter(|lane| lane.owner == Some(lease.owner) && lane.epoch == lease.epoch))
+}
+
+fn settle_in_lane(
+    session: &Session<'_>,
+    settle: &Settle,
+    results: &[usize],
+    id: LaneId,
+    policy: &Policy,
+    answer: &mut Settled,
+) -> Result<()> {
+    let mut held: Vec<usize> = Vec::with_capacity(results.len());
+    let mut view = None;
+    for &at in results {
+        let result = &settle.results[at];
+        match lane_under(session.conn, settle.subscription, &result.lease)? {
+            Some(lane) => {
+                view.get_or_insert_with(|| LaneView::new(lane));
+                held.push(at);
+            }
+            None => answer.accepted[at] = vec![false; result.outcomes.len()],
+        }
+    }
+    let Some(mut view) = view else { return Ok(()) };
+    let wanted: Vec<&SettleSlice> = held.iter().map(|at| &settle.results[*at]).collect();
+    let plain = view.lane.marks == 0 && wanted.iter().all(|result| result.is_all_done());
+    let leased = lane_slices(session, settle.subscription, id, &wanted, plain, &mut view)?;
+    let mut changes = Changes::default();
+    let accepted = settle_lane(&mut view, leased, &wanted, policy, session.now, &mut changes)?;
+    for (at, accepted) in held.into_iter().zip(accepted) {
+        answer.accepted[at] = accepted;
+    }
+    answer.wake |= changes.wake;
+    apply(session.conn, settle.subscription, &changes)?;
+    write_lane(session.conn, &view.lane)
+}
+
+/// What a settlement in a lane may touch. Where nothing failed and no key is marked, that is what is settled, and no key
+/// has to be known.
+fn lane_slices(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    lane: LaneId,
+    wanted: &[&SettleSlice],
+    plain: bool,
+    view: &mut LaneView,
+) -> Result<Leased> {
+    let by_number = |slice: Slice| ((slice.chunk, slice.id), slice);
+    if plain {
+        let mut found = Leased::new();
+        for result in wanted {
+            found.extend(under(session.conn, id, &result.lease)?.map(by_number));
+        }
+        return Ok(found);
+    }
+    let all = leased(session.conn, id, lane)?;
+    load_keys(session, view, all.iter().map(|slice| slice.chunk), &mut RawClaim::default())?;
+    load_marks(session.conn, view, &all)?;
+    Ok(all.into_iter().map(by_number).collect())
+}
+
+pub(super) fn extend(session: &Session<'_>, extend: &Extend) -> Result<Vec<Extended>> {
+    let policy = &session.catalog.require_subscription(extend.subscription)?.policy;
+    let until = session.now.after(extend.lease.unwrap_or_else(|| policy.lease()));
+    let sql = "UPDATE tramline_slice SET due_at = ?1, pos = ?1 WHERE chunk = ?2 AND id = ?3 AND subscription = ?4 \
+               AND epoch = ?5 AND owner = ?6 AND state IN (1, 7)";
+    let mut slice = session.conn.prepare_cached(sql)?;
+    let sql = "UPDATE tramline_lane SET until = ?1 WHERE subscription = ?2 AND lane = ?3 AND epoch = ?4 AND owner = ?5";
+    let mut lane = session.conn.prepare_cached(sql)?;
+    let mut answers = Vec::with_capacity(extend.leases.len());
+    for lease in &extend.leases {
+        let id = extend.subscription.0;
+        let changed = if lease.is_ordered() {
+            lane.execute([until.0, id, lease.lane.0, lease.epoch, lease.owner.0])?
+        } else {
+            slice.execute([until.0, lease.chunk.0, lease.slice.0, id, lease.epoch, lease.owner.0])?
+        };
+        answers.push(if changed > 0 { Extended::Until(until) } else { Extended::Lost });
+    }
+    Ok(answers)
+}
+
+pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<()> {
+    for lease in &release.leases {
+        let mut view = None;
+        if lease.is_ordered() {
+            let Some(lane) = lane_under(session.conn, release.subscription, lease)? else { continue };
+            view = Some(LaneView::new(lane));
+        }
+        let Some(slice) = under(session.conn, release.subscription, lease)? else { continue };
+        let mut changes = Changes::default();
+        plan_release(slice, session.now, view.as_mut(), &mut changes);
+        apply(session.conn, release.subscription, &changes)?;
+        if let Some(view) = view {
+            write_lane(session.conn, &view.lane)?;
+        }
+    }
+    Ok(())
+}

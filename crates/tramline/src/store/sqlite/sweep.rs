@@ -1,0 +1,157 @@
+//! Housekeeping: signs of life, dead workers, back-fill, retention.
+
+use super::look::workers;
+use super::rows::{insert, one_chunk};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
+use crate::model::time::millis;
+use crate::store::backfill::slices_of;
+use crate::store::verbs::{Beat, Sweep, Swept, Worker};
+use rusqlite::{Connection, OptionalExtension, params};
+use std::collections::BTreeSet;
+
+/// How many chunks one step of a back-fill writes.
+const BACKFILL_STEP: i64 = 64;
+/// How many audit entries are kept.
+const AUDIT_KEPT: i64 = 10_000;
+
+pub(super) fn beat(session: &Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
+    let conn = session.conn;
+    let known = workers(conn)?;
+    // A restarted process goes on at once with what its former self held.
+    for former in known.iter().filter(|w| w.name == beat.name && w.incarnation != beat.incarnation) {
+        bury(session, former.incarnation)?;
+    }
+    if beat.leaving {
+        conn.prepare_cached("DELETE FROM tramline_worker WHERE incarnation = ?")?
+            .execute([beat.incarnation.0])?;
+    } else {
+        let sql = "INSERT INTO tramline_worker (incarnation, name, subscriptions, born_at, beat_at) \
+                   VALUES (?1, ?2, ?3, ?4, ?4) ON CONFLICT DO UPDATE SET subscriptions = excluded.subscriptions, \
+                   beat_at = excluded.beat_at";
+        let subscriptions = serde_json::to_string(&beat.subscriptions).unwrap_or_default(); // numbers always serialise
+        let values = params![beat.incarnation.0, beat.name, subscriptions, session.now.0];
+        conn.prepare_cached(sql)?.execute(values)?;
+    }
+    workers(conn)
+}
+
+/// A worker is known to be dead: its leases end now. Gives the subscriptions that have work again.
+fn bury(session: &Session<'_>, owner: Incarnation) -> Result<BTreeSet<SubscriptionId>> {
+    let (conn, now) = (session.conn, session.now.0);
+    let mut woken = BTreeSet::new();
+    for subscription in session.catalog.subscriptions() {
+        let id = subscription.id.0;
+        let slices = "UPDATE tramline_slice SET due_at = ?1, pos = ?1 \
+                      WHERE subscription = ?2 AND state IN (1, 7) AND lane = 0 AND owner = ?3";
+        let lanes = "UPDATE tramline_lane SET until = ?1 WHERE subscription = ?2 AND owner = ?3";
+        let mut changed = 0;
+        for sql in [slices, lanes] {
+            changed += conn.prepare_cached(sql)?.execute([now, id, owner.0])?;
+        }
+        if changed > 0 {
+            woken.insert(subscription.id);
+        }
+    }
+    conn.prepare_cached("DELETE FROM tramline_worker WHERE incarnation = ?")?.execute([owner.0])?;
+    Ok(woken)
+}
+
+pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
+    let mut swept = Swept::default();
+    let mut wake = BTreeSet::new();
+    if let Some(dead_after) = sweep.dead_after {
+        for worker in workers(session.conn)? {
+            if worker.beat_at <= session.now.before(dead_after) {
+                wake.extend(bury(session, worker.incarnation)?);
+                swept.workers += 1;
+            }
+        }
+    }
+    wake.extend(backfills(session.conn)?);
+    swept.wake = wake.into_iter().collect();
+    swept.chunks = retire(session, sweep.limit)?;
+    swept.more = swept.chunks >= u64::from(sweep.limit);
+    expire_entries(session, sweep.limit)?;
+    Ok(swept)
+}
+
+fn backfills(conn: &Connection) -> Result<Vec<SubscriptionId>> {
+    let sql =
+        "SELECT DISTINCT subscription FROM tramline_subscription_topic WHERE backfill_next <= backfill_until";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| row.get(0).map(SubscriptionId))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Removes chunks past their retention, oldest first. What a slice refers to, or a back-fill has still to read, stays.
+fn retire(session: &Session<'_>, limit: u32) -> Result<u64> {
+    let sql = "DELETE FROM tramline_chunk WHERE chunk IN ( \
+               SELECT chunk FROM tramline_chunk AS c WHERE topic = ?1 AND emitted_at < ?2 AND chunk < ?3 \
+               AND NOT EXISTS (SELECT 1 FROM tramline_slice AS s WHERE s.chunk = c.chunk) \
+               ORDER BY topic, chunk LIMIT ?4)";
+    let mut removed = 0;
+    for topic in session.catalog.topics() {
+        let left = i64::from(limit) - removed;
+        let oldest = session.now.0.saturating_sub(millis(topic.retention));
+        if left <= 0 || !is_due(session.conn, topic.id, oldest)? {
+            continue;
+        }
+        let until = backfill_floor(session.conn, topic.id)?;
+        removed += session.conn.prepare_cached(sql)?.execute([topic.id.0, oldest, until, left])? as i64;
+    }
+    Ok(removed.cast_unsigned())
+}
+
+/// True if the oldest chunk of a topic is past its retention. Chunks ascend in time, so nothing else has to be read.
+fn is_due(conn: &Connection, topic: TopicId, oldest: i64) -> Result<bool> {
+    let sql = "SELECT emitted_at FROM tramline_chunk WHERE topic = ? ORDER BY chunk LIMIT 1";
+    let first: Option<i64> = conn.prepare_cached(sql)?.query_row([topic.0], |row| row.get(0)).optional()?;
+    Ok(first.is_some_and(|first| first < oldest))
+}
+
+fn backfill_floor(conn: &Connection, topic: TopicId) -> Result<i64> {
+    let sql = "SELECT coalesce(min(backfill_next), 9223372036854775807) FROM tramline_subscription_topic \
+               WHERE topic = ? AND backfill_next <= backfill_until";
+    Ok(conn.prepare_cached(sql)?.query_row([topic.0], |row| row.get(0))?)
+}
+
+fn expire_entries(session: &Session<'_>, limit: u32) -> Result<()> {
+    let (conn, now, limit) = (session.conn, session.now.0, i64::from(limit));
+    let sql = "DELETE FROM tramline_idempotency WHERE (topic, key) IN (SELECT topic, key FROM tramline_idempotency \
+               WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)";
+    conn.prepare_cached(sql)?.execute([now, limit])?;
+    conn.prepare_cached("DELETE FROM tramline_rule WHERE until <= ?")?.execute([now])?;
+    let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - ?";
+    conn.prepare_cached(sql)?.execute([AUDIT_KEPT])?;
+    Ok(())
+}
+
+/// Writes the next retained chunks into a subscription that came after them.
+pub(super) fn backfill(session: &Session<'_>, id: SubscriptionId) -> Result<bool> {
+    let subscription = session.catalog.require_subscription(id)?;
+    let sql = "SELECT topic, backfill_next, backfill_until FROM tramline_subscription_topic \
+               WHERE subscription = ? AND backfill_next <= backfill_until ORDER BY topic LIMIT 1";
+    let step = session
+        .conn
+        .prepare_cached(sql)?
+        .query_row([id.0], |row| Ok((TopicId(row.get(0)?), row.get::<_, i64>(1)?, row.get::<_, i64>(2)?)));
+    let Some((topic, next, until)) = step.optional()? else { return Ok(false) };
+    let sql =
+        "SELECT chunk FROM tramline_chunk WHERE topic = ? AND chunk BETWEEN ? AND ? ORDER BY chunk LIMIT ?";
+    let mut statement = session.conn.prepare_cached(sql)?;
+    let rows = statement.query_map([topic.0, next, until, BACKFILL_STEP], |row| row.get(0).map(ChunkId))?;
+    let chunks: Vec<ChunkId> = rows.collect::<rusqlite::Result<_>>()?;
+    let lanes = session.catalog.topic_by_id(topic).map_or(1, |topic| topic.lanes);
+    for chunk in &chunks {
+        if let Some(row) = one_chunk(session.conn, *chunk)? {
+            insert(session.conn, &slices_of(&row, lanes, subscription)?)?;
+        }
+    }
+    let done = (chunks.len() as i64) < BACKFILL_STEP;
+    let reached = if done { until } else { chunks.last().map_or(until, |chunk| chunk.0) };
+    let sql = "UPDATE tramline_subscription_topic SET backfill_next = ? WHERE subscription = ? AND topic = ?";
+    session.conn.prepare_cached(sql)?.execute([reached + 1, id.0, topic.0])?;
+    Ok(backfills(session.conn)?.contains(&id))
+}

@@ -1,0 +1,136 @@
+//! The one thread that writes: jobs that wait at the same moment share a transaction, and so its fsync.
+
+use super::session::CatalogCache;
+use crate::error::{Error, Result};
+use rusqlite::Connection;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// How many jobs may wait. More callers wait in turn.
+const QUEUE: usize = 1024;
+/// How many jobs share a transaction at most.
+const GROUP: usize = 256;
+
+/// A handle to the writing thread.
+#[derive(Debug)]
+pub(super) struct Writer {
+    jobs: mpsc::Sender<Job>,
+}
+
+/// Whether the caller relies on the commit having reached the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Durable {
+    /// The answer is a promise.
+    Yes,
+    /// Losing it in a power cut does no harm: a claim is simply due again.
+    No,
+}
+
+struct Job {
+    durable: Durable,
+    /// Takes the connection inside a transaction, or the reason why none could begin.
+    run: Box<dyn FnOnce(Result<(&Connection, &CatalogCache), &Error>) -> Answer + Send>,
+}
+
+/// Tells the caller, once it is known whether the transaction was committed.
+type Answer = Box<dyn FnOnce(Option<&Error>)>;
+
+impl Writer {
+    /// Starts the thread. It ends when the writer is dropped.
+    pub(super) fn start(conn: Connection, cache: Arc<CatalogCache>) -> Result<Writer> {
+        let (jobs, queue) = mpsc::channel(QUEUE);
+        let thread = std::thread::Builder::new().name("tramline-sqlite".into());
+        thread.spawn(move || work(&conn, &cache, queue)).map_err(|error| {
+            Error::unavailable("the writing thread could not be started", "check the limits of the process")
+                .because(error)
+        })?;
+        Ok(Writer { jobs })
+    }
+
+    /// Runs `job` in a transaction, together with others that wait. What it wrote is undone if it fails; others of the
+    /// same transaction are not touched.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        durable: Durable,
+        job: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (tell, told) = oneshot::channel();
+        let run = Box::new(move |conn: Result<(&Connection, &CatalogCache), &Error>| {
+            let result = conn.map_err(Error::share).and_then(|(conn, cache)| in_savepoint(conn, cache, job));
+            Box::new(move |failure: Option<&Error>| {
+                let result = match failure {
+                    Some(error) => Err(error.share()),
+                    None => result,
+                };
+                tell.send(result).ok(); // the caller may have gone
+            }) as Answer
+        });
+        self.jobs.send(Job { durable, run }).await.map_err(|_| closed())?;
+        told.await.map_err(|_| closed())?
+    }
+}
+
+fn closed() -> Error {
+    Error::unavailable("the store is closed", "open it again")
+}
+
+fn work(conn: &Connection, cache: &CatalogCache, mut queue: mpsc::Receiver<Job>) {
+    let mut synced = Durable::Yes;
+    let mut group = Vec::with_capacity(GROUP);
+    while let Some(first) = queue.blocking_recv() {
+        group.push(first);
+        while group.len() < GROUP
+            && let Ok(job) = queue.try_recv()
+        {
+            group.push(job);
+        }
+        let durable =
+            if group.iter().any(|job| job.durable == Durable::Yes) { Durable::Yes } else { Durable::No };
+        match begin(conn, durable, &mut synced) {
+            Ok(()) => {
+                let answers = group.drain(..).map(|job| (job.run)(Ok((conn, cache)))).collect();
+                commit(conn, cache, answers);
+            }
+            Err(error) => group.drain(..).for_each(|job| (job.run)(Err(&error))(None)),
+        }
+    }
+}
+
+fn begin(conn: &Connection, durable: Durable, synced: &mut Durable) -> Result<()> {
+    if durable != *synced {
+        // In WAL mode NORMAL does not wait for the disk at commit; the next FULL commit brings everything along.
+        conn.execute_batch(match durable {
+            Durable::Yes => "PRAGMA synchronous = FULL",
+            Durable::No => "PRAGMA synchronous = NORMAL",
+        })?;
+        *synced = durable;
+    }
+    Ok(conn.prepare_cached("BEGIN IMMEDIATE")?.execute([]).map(|_| ())?)
+}
+
+fn commit(conn: &Connection, cache: &CatalogCache, answers: Vec<Answer>) {
+    let committed = conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+    let failure = committed.err().map(Error::from);
+    if failure.is_some() {
+        cache.forget();
+        conn.execute_batch("ROLLBACK").ok(); // fails only if the commit has already undone everything
+    }
+    for answer in answers {
+        answer(failure.as_ref());
+    }
+}
+
+fn in_savepoint<T>(
+    conn: &Connection,
+    cache: &CatalogCache,
+    job: impl FnOnce(&Connection) -> Result<T>,
+) -> Result<T> {
+    conn.prepare_cached("SAVEPOINT job")?.execute([])?;
+    let result = job(conn);
+    if result.is_err() {
+        cache.forget();
+        conn.prepare_cached("ROLLBACK TO job")?.execute([])?;
+    }
+    conn.prepare_cached("RELEASE job")?.execute([])?;
+    result
+}
