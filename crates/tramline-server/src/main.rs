@@ -1,1 +1,46 @@
-fn main() {}
+//! `tramline`: the command line. Every command is a module; this file only parses and dispatches.
+
+mod bench;
+mod migrate;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use tracing_subscriber::prelude::*;
+use tracing_subscriber::EnvFilter;
+
+/// Ordered events, work queues and worker pools on the database you already run.
+#[derive(Parser)]
+#[command(name = "tramline", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure this machine and store, beside a queue of one row per job on the same server.
+    Bench(bench::Args),
+    /// Bring the tables of a store up to date, or print the SQL that does it.
+    Migrate(migrate::Args),
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let queries = bench::QueryCounter::default();
+    tracing_subscriber::registry()
+        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter))
+        .with(queries.clone().with_filter(queries.clone()))
+        .init();
+    let result = match Cli::parse().command {
+        Command::Bench(args) => bench::run(args, queries).await,
+        Command::Migrate(args) => migrate::run(args).await,
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tramline: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -29,6 +29,7 @@ use crate::store::Store;
 use crate::store::verbs::*;
 use async_trait::async_trait;
 use readers::Readers;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use session::{CatalogCache, Session, store_time};
 use std::path::{Path, PathBuf};
@@ -173,6 +174,8 @@ fn configure(conn: Connection) -> Result<Connection> {
     }
     conn.busy_timeout(BUSY)?;
     conn.set_prepared_statement_cache_capacity(256);
+    // Plans must not depend on bound values: without this, binding another number compiles the statement again.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // Bigger pages hold a whole chunk more often; a longer log means fewer checkpoints, which sync twice.
     conn.execute_batch(
         "PRAGMA page_size = 8192; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 2000; \
@@ -239,7 +242,15 @@ impl Store for SqliteStore {
         let durable = if consumes { Durable::Yes } else { Durable::No };
         let take = move |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.catalog.clone()));
         let (raw, catalog) = self.write(durable, claim_now, take).await?;
-        raw.decode(&catalog)
+        if raw.missing().is_empty() {
+            return raw.decode(&catalog);
+        }
+        let load = move |session: &Session<'_>| {
+            let mut raw = raw;
+            claim::load_chunks(session.conn, &mut raw)?;
+            Ok(raw)
+        };
+        self.read(claim_now, load).await?.decode(&catalog)
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {

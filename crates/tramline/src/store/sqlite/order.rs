@@ -30,13 +30,11 @@ pub(super) fn claim(
     raw: &mut RawClaim,
 ) -> Result<()> {
     raw.until = taker.until;
-    let lanes = candidates(session, claim)?;
-    let quota = (taker.events as usize).div_ceil(lanes.len().max(1)).max(1) as u32;
-    for lane in lanes {
+    for (lane, ready) in oldest_work(session, claim)? {
         if taker.is_full() {
             return Ok(());
         }
-        let mut view = LaneView::new(lane);
+        let mut view = LaneView::new(lane.clone());
         let mut changes = Changes::default();
         if view.lane.owner.is_some() && !view.lane.is_held(session.now) {
             let leased = leased(session.conn, claim.subscription, view.lane.lane)?;
@@ -46,15 +44,17 @@ pub(super) fn claim(
             apply(session.conn, claim.subscription, &changes)?;
             changes = Changes::default();
         }
-        let done = take_from(session, claim, &mut view, taker, quota, raw, &mut changes)?;
+        let done = take_from(session, claim, &mut view, ready, taker, raw, &mut changes)?;
         apply(session.conn, claim.subscription, &changes)?;
-        write_lane(session.conn, &view.lane)?;
+        if view.lane != lane {
+            write_lane(session.conn, &view.lane)?;
+        }
         if done {
             return Ok(());
         }
     }
     if !taker.is_full() {
-        let next = next_due(session.conn, claim.subscription)?;
+        let next = next_due(session, claim.subscription)?;
         raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
     Ok(())
@@ -65,8 +65,8 @@ fn take_from(
     session: &Session<'_>,
     claim: &Claim,
     view: &mut LaneView,
+    mut ready: Vec<Slice>,
     taker: &mut Taker,
-    quota: u32,
     raw: &mut RawClaim,
     changes: &mut Changes,
 ) -> Result<bool> {
@@ -87,29 +87,52 @@ fn take_from(
         add(view, vec![taken], raw);
         return Ok(true);
     }
-    let before = taker.events;
     for _ in 0..ROUNDS {
-        let wanted = quota.min(taker.events);
-        let waiting = waiting(conn, id, lane, session.now, wanted)?;
-        let ready = ready(session, id, lane, wanted)?;
+        let waiting = waiting(conn, id, lane, session.now, taker.events)?;
         let more = !ready.is_empty();
-        load_keys(session, view, waiting.iter().chain(&ready).map(|slice| slice.chunk), raw)?;
-        let all: Vec<Slice> = waiting.iter().chain(&ready).cloned().collect();
-        load_marks(conn, view, &all)?;
-        let mut mine = Taker { events: wanted, ..taker.clone() };
-        let taken = take(view, waiting, ready, &mut mine, session.now, changes);
-        taker.events -= wanted - mine.events;
-        taker.bytes = mine.bytes;
+        // Where no key is parked and nothing has to wait, keys do not matter: reading them is left to the claimer.
+        if view.lane.marks > 0 || ready.iter().any(|slice| slice.due_at > session.now) {
+            let all: Vec<Slice> = waiting.iter().chain(&ready).cloned().collect();
+            load_keys(session, view, all.iter().map(|slice| slice.chunk), raw)?;
+            load_marks(conn, view, &all)?;
+        }
+        let taken = take(view, waiting, ready, taker, session.now, changes);
+        let took = !taken.is_empty();
         add(view, taken, raw);
-        if !more || taker.events < before {
+        if took || !more {
             return Ok(false);
         }
         // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
         apply(conn, id, changes)?;
         *changes = Changes::default();
+        ready = self::ready(session, id, lane, taker.events)?;
     }
     raw.next_due = Some(session.now);
     Ok(false)
+}
+
+/// The lanes to take from, each with its ready slices, up to the chunk at which all of them together hold what is wanted.
+/// Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
+fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, Vec<Slice>)>> {
+    let lanes = candidates(session, claim)?;
+    let quota = (claim.max_events as usize).div_ceil(lanes.len().max(1)).max(1) as u32;
+    let mut work = Vec::with_capacity(lanes.len());
+    for lane in lanes {
+        let ready = ready(session, claim.subscription, lane.lane, quota.saturating_mul(2).min(claim.max_events))?;
+        work.push((lane, ready));
+    }
+    let mut chunks: Vec<(ChunkId, u32)> =
+        work.iter().flat_map(|(_, ready)| ready.iter().map(|slice| (slice.chunk, slice.mask.count()))).collect();
+    chunks.sort_unstable();
+    let mut events = 0;
+    let last = chunks.into_iter().find(|(_, count)| {
+        events += count;
+        events >= claim.max_events
+    });
+    if let Some((last, _)) = last {
+        work.iter_mut().for_each(|(_, ready)| ready.retain(|slice| slice.chunk <= last));
+    }
+    Ok(work)
 }
 
 /// Open lanes with something to do, preferred ones first, beginning at another one every time.
@@ -259,18 +282,16 @@ fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
     raw.slices.extend(taken);
 }
 
-/// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.
-fn next_due(conn: &Connection, id: SubscriptionId) -> Result<Option<Time>> {
-    let sql = "SELECT min(until) FROM (SELECT until FROM tramline_lane WHERE subscription = ?1 AND owner <> 0 \
-               UNION ALL SELECT halted_until FROM tramline_lane WHERE subscription = ?1 AND halted_until > 0)";
-    let lane: Option<i64> = conn.prepare_cached(sql)?.query_row([id.0], |row| row.get(0))?;
-    let sql =
-        "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = 3 AND lane = ? AND rank = 0";
-    let mut statement = conn.prepare_cached(sql)?;
-    let mut next = lane;
-    for lane in lanes(conn, id)? {
-        let first: Option<i64> = statement.query_row([id.0, lane.lane.0], |row| row.get(0))?;
-        next = [next, first].into_iter().flatten().min();
+/// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt. What is due
+/// already and was not taken belongs to somebody else's lane: it must not keep this worker busy.
+fn next_due(session: &Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
+    let sql = "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = 3 AND lane = ? AND rank = 0 AND pos > ?";
+    let mut statement = session.conn.prepare_cached(sql)?;
+    let mut next: Option<i64> = None;
+    for lane in lanes(session.conn, id)? {
+        let waiting: Option<i64> = statement.query_row([id.0, lane.lane.0, session.now.0], |row| row.get(0))?;
+        let ends = [lane.until.0, lane.halted_until.0].into_iter().filter(|end| *end > session.now.0);
+        next = ends.chain(waiting).chain(next).min();
     }
     Ok(next.map(Time))
 }
