@@ -133,7 +133,7 @@ impl LaneView {
     }
 
     /// Gives the lane up when nothing of it is leased any more.
-    fn let_go(&mut self) {
+    pub(crate) fn let_go(&mut self) {
         if self.lane.leased <= 0 {
             self.lane.leased = 0;
             self.lane.owner = None;

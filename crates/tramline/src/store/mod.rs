@@ -7,6 +7,7 @@ pub(crate) mod backfill;
 pub mod catalog;
 pub(crate) mod claimed;
 pub(crate) mod idempotency;
+pub mod postgres;
 pub mod sqlite;
 pub mod verbs;
 

@@ -14,7 +14,8 @@ pub(crate) struct Emitted {
 
 /// Nothing acknowledged is lost: every subscription that runs events at least once has run it.
 pub(crate) fn nothing_lost(emitted: &Emitted, records: &[Record], subscription: &str) {
-    let ended: HashSet<i64> = of(records, subscription).filter(|record| record.ended).map(|record| record.id).collect();
+    let ended: HashSet<i64> =
+        of(records, subscription).filter(|record| record.ended).map(|record| record.id).collect();
     let lost: Vec<_> = emitted.acknowledged.iter().filter(|(_, id)| !ended.contains(id)).collect();
     assert!(lost.is_empty(), "{subscription}: {} acknowledged events never ran: {lost:?}", lost.len());
 }

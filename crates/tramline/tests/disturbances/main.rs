@@ -3,7 +3,11 @@
 //!
 //! `TRAMLINE_DISTURBANCES` says how many disturbances there are in all; 60 unless set.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test program: a panic is a failure, and it talks")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test program: a panic is a failure, and it talks"
+)]
 
 mod check;
 mod proxy;

@@ -104,7 +104,12 @@ impl Proxy {
         }
     }
 
-    async fn answers(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, cutting: Arc<AtomicBool>) -> OwnedWriteHalf {
+    async fn answers(
+        &self,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        cutting: Arc<AtomicBool>,
+    ) -> OwnedWriteHalf {
         let mut buffer = vec![0; 16 << 10];
         while let Ok(read) = from.read(&mut buffer).await {
             if read == 0 || cutting.load(Ordering::SeqCst) {

@@ -64,7 +64,11 @@ impl Recorder {
     }
 
     /// Waits until `reached` says yes to what was recorded. Gives false when nothing of the kind comes in time.
-    pub(crate) async fn wait(&self, within: std::time::Duration, reached: impl Fn(&[Record]) -> bool) -> bool {
+    pub(crate) async fn wait(
+        &self,
+        within: std::time::Duration,
+        reached: impl Fn(&[Record]) -> bool,
+    ) -> bool {
         let wait = async {
             loop {
                 let grown = self.grown.notified();

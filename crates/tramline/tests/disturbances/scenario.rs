@@ -141,7 +141,8 @@ async fn disturb(place: &Place, crew: &mut Crew, recorder: &Recorder, chance: &m
     let victim = chance.below(PROCESSES as u64) as usize;
     let kinds = if place.proxies.is_empty() { 2 } else { 7 };
     if restart {
-        let control = std::env::var("TRAMLINE_TEST_POSTGRES_CTL").expect("no control of PostgreSQL: run ./test");
+        let control =
+            std::env::var("TRAMLINE_TEST_POSTGRES_CTL").expect("no control of PostgreSQL: run ./test");
         assert!(Command::new(control).arg("restart").status().unwrap().success());
     }
     match chance.below(kinds) {
@@ -217,7 +218,10 @@ async fn finish(tram: &Tramline, recorder: &Recorder, emitted: &Emitted) {
     check::never_twice(&records, AT_MOST_ONCE);
     check::in_order(&records, ORDERED);
     for subscription in [UNORDERED, ORDERED] {
-        assert!(tram.dead(subscription, Default::default()).await.unwrap().is_empty(), "{subscription} has dead events");
+        assert!(
+            tram.dead(subscription, Default::default()).await.unwrap().is_empty(),
+            "{subscription} has dead events"
+        );
     }
 }
 
@@ -261,7 +265,8 @@ impl Crew {
         recorder
             .wait(beyond, |records| {
                 records[before.min(records.len())..].iter().any(|late| {
-                    late.process != process && records[..before].iter().any(|r| r.id == late.id && r.process == process)
+                    late.process != process
+                        && records[..before].iter().any(|r| r.id == late.id && r.process == process)
                 })
             })
             .await;

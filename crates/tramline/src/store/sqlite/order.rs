@@ -118,11 +118,14 @@ fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, Vec<Sl
     let quota = (claim.max_events as usize).div_ceil(lanes.len().max(1)).max(1) as u32;
     let mut work = Vec::with_capacity(lanes.len());
     for lane in lanes {
-        let ready = ready(session, claim.subscription, lane.lane, quota.saturating_mul(2).min(claim.max_events))?;
+        let ready =
+            ready(session, claim.subscription, lane.lane, quota.saturating_mul(2).min(claim.max_events))?;
         work.push((lane, ready));
     }
-    let mut chunks: Vec<(ChunkId, u32)> =
-        work.iter().flat_map(|(_, ready)| ready.iter().map(|slice| (slice.chunk, slice.mask.count()))).collect();
+    let mut chunks: Vec<(ChunkId, u32)> = work
+        .iter()
+        .flat_map(|(_, ready)| ready.iter().map(|slice| (slice.chunk, slice.mask.count())))
+        .collect();
     chunks.sort_unstable();
     let mut events = 0;
     let last = chunks.into_iter().find(|(_, count)| {
@@ -289,7 +292,8 @@ fn next_due(session: &Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
     let mut statement = session.conn.prepare_cached(sql)?;
     let mut next: Option<i64> = None;
     for lane in lanes(session.conn, id)? {
-        let waiting: Option<i64> = statement.query_row([id.0, lane.lane.0, session.now.0], |row| row.get(0))?;
+        let waiting: Option<i64> =
+            statement.query_row([id.0, lane.lane.0, session.now.0], |row| row.get(0))?;
         let ends = [lane.until.0, lane.halted_until.0].into_iter().filter(|end| *end > session.now.0);
         next = ends.chain(waiting).chain(next).min();
     }
