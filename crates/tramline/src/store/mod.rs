@@ -20,7 +20,8 @@ use async_trait::async_trait;
 use std::sync::Arc;
 use verbs::*;
 
-/// Opens the store behind a URL, and brings it up to date: `sqlite://path`, `sqlite::memory:`.
+/// Opens the store behind a URL, and brings it up to date: `sqlite://path`, `sqlite::memory:`,
+/// `postgres://user@host/database`.
 ///
 /// # Errors
 /// `Invalid` for a URL that names no store, and whatever opening that store gives.
@@ -31,10 +32,13 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     if let Some(path) = url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:")) {
         return Ok(Arc::new(sqlite::SqliteStore::open(path).await?));
     }
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(Arc::new(postgres::PostgresStore::open(url.parse()?).await?));
+    }
     let scheme = url.split(':').next().unwrap_or_default();
     Err(Error::invalid(
         format!("{scheme:?} is not a known kind of store"),
-        "use sqlite://path or sqlite::memory:",
+        "use sqlite://path, sqlite::memory: or postgres://...",
     ))
 }
 

@@ -181,8 +181,6 @@ pub(super) async fn put_subscription(
     session: &mut Session<'_>,
     put: &PutSubscription,
 ) -> Result<Subscription> {
-    name::check("subscription", &put.name)?;
-    put.policy.check()?;
     let catalog = session.catalog.clone();
     let old = catalog.subscription_named(&put.name);
     let (id, created_at) = write_subscription(session, old, put).await?;

@@ -25,8 +25,10 @@ const EXPIRED: i64 = 64;
 pub(super) struct Outlook {
     /// Topics whose retained events are still being written: ordered claims stay below these chunks.
     pub(super) backfills: HashMap<TopicId, ChunkId>,
-    expired: bool,
-    suspects: bool,
+    /// Leases have ended that nobody looked after yet.
+    pub(super) expired: bool,
+    /// There are suspects.
+    pub(super) suspects: bool,
 }
 
 /// Takes events. Decoding is left to the caller, outside the transaction.
@@ -60,8 +62,9 @@ async fn look_out(session: &mut Session<'_>, id: SubscriptionId) -> Result<(Opti
         b.topics, b.next, \
         EXISTS (SELECT 1 FROM generate_series(0, 9) AS p(rank), unnest('{1,7}'::smallint[]) AS t(state) \
             WHERE EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = t.state \
-            AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2)), \
-        EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2 AND s.lane = 0) \
+            AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2)) \
+        OR EXISTS (SELECT 1 FROM tramline_lane l WHERE l.subscription = $1 AND l.owner <> 0 AND l.until <= $2), \
+        EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2) \
         FROM (SELECT coalesce(array_agg(st.topic), '{}') AS topics, coalesce(array_agg(st.backfill_next), '{}') AS next \
             FROM tramline_subscription_topic st \
             WHERE st.subscription = $1 AND st.backfill_next <= st.backfill_until) b";

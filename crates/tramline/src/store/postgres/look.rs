@@ -193,8 +193,9 @@ pub(super) async fn dead(session: &mut Session<'_>, page: &Page) -> Result<Vec<D
     session.catalog.require_subscription(page.subscription)?;
     let sql = "SELECT {slice} FROM tramline_slice s WHERE s.subscription = $1 AND s.state IN (5, 6) AND s.chunk >= $2 \
                ORDER BY s.chunk, s.id LIMIT $3";
-    // The slices of the first chunk may all lie before the page.
-    let limit = i64::from(page.limit) + 64;
+    // Rows of a chunk are in the order of the deaths. Up to 64 belong to what was listed before, and the last 64 may be a
+    // part of their chunk: the page is filled from whole chunks between them.
+    let limit = i64::from(page.limit) + 128;
     let query = session.query(sql).bind(page.subscription.0).bind(page.after.chunk().0).bind(limit);
     let found = slices(&session.all(query).await?)?;
     let rows = chunks(session, found.iter().map(|slice| slice.chunk)).await?;

@@ -236,6 +236,7 @@ impl Store for PostgresStore {
     }
 
     async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
+        put.check()?;
         let known = step!(self, Tries::few(), |tx| self.session(tx, reading(put.now)), |session| async {
             Ok(catalog::as_wanted(&session.catalog, &put))
         })?;

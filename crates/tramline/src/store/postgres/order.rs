@@ -34,32 +34,42 @@ pub(super) async fn claim(
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<()> {
-    let mut over = false;
-    for own in [true, false] {
-        if over || taker.is_full() || (!own && !claim.share.help) {
-            break;
-        }
-        let mut views = candidates(session, claim, outlook, own).await?;
-        if views.is_empty() {
+    for which in [Which::Troubled, Which::Own, Which::Others] {
+        let wanted = match which {
+            Which::Troubled => claim.suspects == Suspects::TakeOne && (outlook.suspects || outlook.expired),
+            Which::Own => true,
+            Which::Others => claim.share.help,
+        };
+        if !wanted || taker.is_full() {
             continue;
         }
+        let mut views = candidates(session, claim, outlook, which).await?;
         let before: Vec<Lane> = views.values().map(|view| view.lane.clone()).collect();
         take_over_expired(session, policy, &mut views).await?;
-        over = take_from(session, claim, outlook, &mut views, taker, raw).await?;
-        let changed: Vec<&Lane> = views
-            .values()
-            .map(|view| &view.lane)
-            .zip(&before)
-            .filter(|(now, then)| now != then)
-            .map(|(now, _)| now)
-            .collect();
+        let over = take_from(session, claim, outlook, which, &mut views, taker, raw).await?;
+        let lanes = views.values().map(|view| &view.lane).zip(&before);
+        let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
         write_lanes(session, &changed).await?;
+        if over {
+            return Ok(());
+        }
     }
-    if !over && !taker.is_full() {
+    if !taker.is_full() {
         let next = next_due(session, claim.subscription).await?;
         raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
     Ok(())
+}
+
+/// Which lanes a claim looks at, in this order.
+#[derive(Clone, Copy, PartialEq)]
+enum Which {
+    /// Those with suspects, or about to have some: whoever takes one takes nothing else.
+    Troubled,
+    /// The worker's own.
+    Own,
+    /// Those of other workers.
+    Others,
 }
 
 /// Locks open lanes with something to do, those with the oldest events first. This is the only place where a locked lane
@@ -71,19 +81,24 @@ async fn candidates(
     session: &mut Session<'_>,
     claim: &Claim,
     outlook: &Outlook,
-    own: bool,
+    which: Which,
 ) -> Result<BTreeMap<LaneId, LaneView>> {
     let sql = "SELECT {lane} FROM tramline_lane l \
         LEFT JOIN unnest($7::bigint[], $8::bigint[]) AS b(topic, next) ON b.topic = l.lane >> 12 \
         LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
             AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) r ON r.pos < coalesce(b.next, r.pos + 1) \
         WHERE l.subscription = $1 AND l.halted_until <= $2 AND (l.owner = 0 OR l.owner = $3 OR l.until <= $2) \
-        AND ((l.lane & 4095) % $4 = $5) = $6 \
-        AND (r.pos IS NOT NULL OR (l.owner <> 0 AND l.until <= $2) \
-            OR EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 AND s.lane = l.lane \
-                AND s.rank = 0 AND s.pos <= $2) \
+        AND ($6 IS NULL OR ((l.lane & 4095) % $4 = $5) = $6) \
+        AND (($10 AND r.pos IS NOT NULL) OR (l.owner <> 0 AND l.until <= $2) \
+            OR ($10 AND EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
+                AND s.lane = l.lane AND s.rank = 0 AND s.pos <= $2)) \
             OR EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2 AND s.lane = l.lane)) \
         ORDER BY r.pos NULLS FIRST LIMIT $9 FOR UPDATE OF l SKIP LOCKED";
+    let own = match which {
+        Which::Troubled => (!claim.share.help).then_some(true),
+        Which::Own => Some(true),
+        Which::Others => Some(false),
+    };
     let query = session
         .query(sql)
         .bind(claim.subscription.0)
@@ -94,7 +109,8 @@ async fn candidates(
         .bind(own)
         .bind(outlook.backfills.keys().map(|topic| topic.0).collect::<Vec<i64>>())
         .bind(outlook.backfills.values().map(|chunk| chunk.0).collect::<Vec<i64>>())
-        .bind(i64::from(claim.max_events).min(LANES));
+        .bind(i64::from(claim.max_events).min(LANES))
+        .bind(which != Which::Troubled);
     let rows = session.all(query).await?;
     rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
 }
@@ -133,23 +149,29 @@ async fn take_from(
     session: &mut Session<'_>,
     claim: &Claim,
     outlook: &Outlook,
+    which: Which,
     views: &mut BTreeMap<LaneId, LaneView>,
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<bool> {
     let now = session.now;
     for _ in 0..ROUNDS {
-        let work = load_work(session, claim, outlook, views, taker).await?;
-        if let Some(suspect) = choose_suspect(claim, &work, views, now, raw) {
-            take_one_suspect(session, views, suspect, taker, raw).await?;
-            return Ok(true);
+        let mut work = load_work(session, claim, outlook, views, taker).await?;
+        if let Some(suspects) = choose_suspects(claim, &mut work, views, now, raw) {
+            if take_one(session, views, suspects, taker, raw).await? {
+                return Ok(true);
+            }
+            continue;
         }
+        if which == Which::Troubled {
+            return Ok(false);
+        }
+        raw.suspects_wait |= work.values().any(|work| !work.suspects.is_empty());
+        work.retain(|_, work| work.suspects.is_empty());
+        cut(&mut work, taker.events);
         let more = work.values().any(|work| work.waiting.len() >= WAITING as usize);
-        let free: Vec<Slice> = work
-            .into_iter()
-            .filter(|(_, work)| work.suspects.is_empty())
-            .flat_map(|(_, work)| work.waiting.into_iter().chain(work.ready))
-            .collect();
+        let free: Vec<Slice> =
+            work.into_values().flat_map(|work| work.waiting.into_iter().chain(work.ready)).collect();
         if free.is_empty() {
             return Ok(false);
         }
@@ -165,7 +187,7 @@ async fn take_from(
         }
         apply(session, claim.subscription, &changes).await?;
         if raw.slices.len() > before {
-            // What was loaded but left, or not loaded because there is so much of it, is due at once.
+            // What is left because there is so much of it is due at once.
             raw.next_due = (!taker.is_full() && (claim.single || more)).then_some(now);
             return Ok(false);
         }
@@ -246,55 +268,45 @@ async fn load_work(
     for lane in work.values_mut() {
         lane.ready.sort_by_key(|slice| (slice.chunk, slice.id));
     }
-    cut(&mut work, taker.events);
     Ok(work)
 }
 
-/// The one suspect that the claim takes, if it takes one. It is the first in its lane, cut before the first event of any
-/// other suspect of its chunk: they may hold events of the same key.
-fn choose_suspect(
+/// The first suspects of one lane, if the claim may take one: nobody holds the lane, and nothing else was taken.
+fn choose_suspects(
     claim: &Claim,
-    work: &BTreeMap<LaneId, Work>,
+    work: &mut BTreeMap<LaneId, Work>,
     views: &BTreeMap<LaneId, LaneView>,
     now: Time,
-    raw: &mut RawClaim,
-) -> Option<(Slice, u32)> {
-    let mut lanes = work.iter().filter(|(_, work)| !work.suspects.is_empty()).peekable();
-    lanes.peek()?;
+    raw: &RawClaim,
+) -> Option<Vec<Slice>> {
+    if claim.suspects == Suspects::Leave || !raw.slices.is_empty() {
+        return None;
+    }
     let free = |lane: &LaneId| views.get(lane).is_some_and(|view| !view.lane.is_held(now));
-    let chosen =
-        lanes.filter(|(lane, _)| free(lane)).flat_map(|(_, work)| first_suspect(&work.suspects)).next();
-    let chosen = chosen.filter(|_| claim.suspects == Suspects::TakeOne && raw.slices.is_empty());
-    raw.suspects_wait |= chosen.is_none();
-    chosen
+    let chosen = work.iter_mut().find(|(lane, work)| !work.suspects.is_empty() && free(lane))?;
+    Some(std::mem::take(&mut chosen.1.suspects))
 }
 
-/// The suspect with the lowest event, and how many of its events come before those of all others.
-fn first_suspect(suspects: &[Slice]) -> Option<(Slice, u32)> {
-    let lowest = |slice: &Slice| slice.events().next().unwrap_or(EventId(i64::MAX));
-    let first = suspects.iter().min_by_key(|slice| lowest(slice))?;
-    let others = suspects.iter().filter(|slice| slice.id != first.id).map(lowest).min();
-    let before = first.events().filter(|event| others.is_none_or(|other| *event < other)).count() as u32;
-    Some((first.clone(), before))
-}
-
-async fn take_one_suspect(
+/// Takes a part of one suspect. False when all of them wait behind their keys and were set aside.
+async fn take_one(
     session: &mut Session<'_>,
     views: &mut BTreeMap<LaneId, LaneView>,
-    (suspect, most): (Slice, u32),
+    suspects: Vec<Slice>,
     taker: &mut Taker,
     raw: &mut RawClaim,
-) -> Result<()> {
+) -> Result<bool> {
+    load_chunks(session, views, &suspects, raw).await?;
+    load_marks(session, views, &suspects).await?;
+    let Some((id, lane)) = suspects.first().map(|slice| (slice.subscription, slice.lane)) else {
+        return Ok(false);
+    };
+    let Some(view) = views.get_mut(&lane) else { return Ok(false) };
     let mut changes = Changes::default();
-    let only = std::slice::from_ref(&suspect);
-    load_chunks(session, views, only, raw).await?;
-    load_marks(session, views, only).await?;
-    let Some(view) = views.get_mut(&suspect.lane) else { return Ok(()) };
-    let id = suspect.subscription;
-    taker.events = taker.events.min(most);
-    let taken = take_suspect(view, suspect, taker, &mut changes);
-    add(view, vec![taken], raw);
-    apply(session, id, &changes).await
+    let taken = take_suspect(view, suspects, taker, &mut changes);
+    let took = taken.is_some();
+    add(view, taken.into_iter().collect(), raw);
+    apply(session, id, &changes).await?;
+    Ok(took)
 }
 
 /// Keeps the ready slices up to the chunk at which all lanes together hold what is wanted. So lanes are served in step,

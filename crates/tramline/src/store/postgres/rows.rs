@@ -149,7 +149,8 @@ pub(super) async fn apply(session: &mut Session<'_>, id: SubscriptionId, changes
     insert(session, &changes.insert).await
 }
 
-/// The parked slices of keys become ready again. Keys of the same hash come along; the next claim sets them aside again.
+/// The parked slices of keys become ready again, or suspect if they had crashes. Keys of the same hash come along; the next
+/// claim sets them aside again.
 async fn unpark(session: &mut Session<'_>, id: SubscriptionId, unpark: &[(LaneId, Arc<str>)]) -> Result<()> {
     if unpark.is_empty() {
         return Ok(());
@@ -161,7 +162,7 @@ async fn unpark(session: &mut Session<'_>, id: SubscriptionId, unpark: &[(LaneId
                WHERE p.subscription = $1 AND p.lane = u.lane AND p.key = u.key";
     let query = session.query(sql).bind(id.0).bind(lanes.clone()).bind(keys);
     session.run(query).await?;
-    let sql = "UPDATE tramline_slice s SET state = 0, rank = 0, pos = s.chunk \
+    let sql = "UPDATE tramline_slice s SET state = CASE WHEN s.crashes > 0 THEN 2 ELSE 0 END, rank = 0, pos = s.chunk \
                FROM unnest($2::bigint[], $3::bigint[]) AS u(lane, hash) \
                WHERE s.subscription = $1 AND s.state = 4 AND s.lane = u.lane AND s.rank = u.hash";
     let query = session.query(sql).bind(id.0).bind(lanes).bind(hashes);

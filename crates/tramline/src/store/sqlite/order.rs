@@ -71,21 +71,23 @@ fn take_from(
     changes: &mut Changes,
 ) -> Result<bool> {
     let (conn, id, lane) = (session.conn, claim.subscription, view.lane.lane);
-    let suspect = slices(
-        conn,
-        "subscription = ? AND state = 2 AND lane = ? ORDER BY rank, pos, id LIMIT 1",
-        &[id.0, lane.0],
-    )?;
-    if let Some(suspect) = suspect.into_iter().next() {
+    loop {
+        let suspects = first_suspects(conn, id, lane)?;
+        if suspects.is_empty() {
+            break;
+        }
         if claim.suspects == Suspects::Leave || !raw.slices.is_empty() || view.lane.is_held(session.now) {
             raw.suspects_wait = true;
             return Ok(false);
         }
-        load_keys(session, view, [suspect.chunk].into_iter(), raw)?;
-        load_marks(conn, view, std::slice::from_ref(&suspect))?;
-        let taken = take_suspect(view, suspect, taker, changes);
-        add(view, vec![taken], raw);
-        return Ok(true);
+        load_keys(session, view, suspects.iter().map(|suspect| suspect.chunk), raw)?;
+        load_marks(conn, view, &suspects)?;
+        if let Some(taken) = take_suspect(view, suspects, taker, changes) {
+            add(view, vec![taken], raw);
+            return Ok(true);
+        }
+        apply(conn, id, changes)?;
+        *changes = Changes::default();
     }
     for _ in 0..ROUNDS {
         let waiting = waiting(conn, id, lane, session.now, taker.events)?;
@@ -138,9 +140,20 @@ fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, Vec<Sl
     Ok(work)
 }
 
-/// Open lanes with something to do, preferred ones first, beginning at another one every time.
+/// All suspects of the lowest chunk of a lane that has any.
+fn first_suspects(conn: &Connection, id: SubscriptionId, lane: LaneId) -> Result<Vec<Slice>> {
+    let filter = "subscription = ?1 AND state = 2 AND lane = ?2 AND rank = 0 AND pos = (SELECT min(pos) \
+                  FROM tramline_slice WHERE subscription = ?1 AND state = 2 AND lane = ?2 AND rank = 0)";
+    slices(conn, filter, &[id.0, lane.0])
+}
+
+/// Open lanes with something to do, preferred ones first, beginning at another one every time. Whoever takes a suspect takes
+/// nothing else, so lanes that may have one come before all others.
 fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
-    let busy = lanes_with_work(session, claim.subscription)?;
+    let mut busy = lanes_with(session, claim.subscription, State::Ready)?;
+    busy.extend(lanes_with(session, claim.subscription, State::Waiting)?);
+    let suspect = lanes_with(session, claim.subscription, State::Suspect)?;
+    busy.extend(&suspect);
     let mut open: Vec<Lane> = lanes(session.conn, claim.subscription)?
         .into_iter()
         .filter(|lane| lane.is_open_to(claim.owner, session.now))
@@ -155,6 +168,10 @@ fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
     if claim.share.help {
         own.append(&mut others);
     }
+    if claim.suspects == Suspects::TakeOne {
+        let expired = |lane: &Lane| lane.owner.is_some() && !lane.is_held(session.now);
+        own.sort_by_key(|lane| !suspect.contains(&lane.lane) && !expired(lane));
+    }
     Ok(own)
 }
 
@@ -165,28 +182,23 @@ fn rotate(lanes: &mut [Lane], now: Time) {
     }
 }
 
-/// The lanes that have ready, waiting or suspect slices. Hops from lane to lane in the claim index, so the cost is that of
-/// the lanes with work and not of the work in them.
-fn lanes_with_work(session: &Session<'_>, id: SubscriptionId) -> Result<BTreeSet<LaneId>> {
+/// The lanes that have slices of one state; waiting ones only if they are due. Hops from lane to lane in the claim index, so
+/// the cost is that of the lanes with work and not of the work in them.
+fn lanes_with(session: &Session<'_>, id: SubscriptionId, state: State) -> Result<BTreeSet<LaneId>> {
     let sql = "SELECT lane, pos FROM tramline_slice WHERE subscription = ? AND state = ? AND lane > ? \
                ORDER BY lane, rank, pos LIMIT 1";
     let mut statement = session.conn.prepare_cached(sql)?;
     let mut found = BTreeSet::new();
-    for state in [State::Ready, State::Waiting, State::Suspect] {
-        let mut after = 0;
-        let mut rows;
-        loop {
-            rows = statement.query([id.0, state as i64, after])?;
-            let Some(row) = rows.next()? else { break };
-            after = row.get(0)?;
-            let pos: i64 = row.get(1)?;
-            if state != State::Waiting || pos <= session.now.0 {
-                found.insert(LaneId(after));
-            }
-            drop(rows);
+    let mut after = 0;
+    loop {
+        let mut rows = statement.query([id.0, state as i64, after])?;
+        let Some(row) = rows.next()? else { return Ok(found) };
+        after = row.get(0)?;
+        let pos: i64 = row.get(1)?;
+        if state != State::Waiting || pos <= session.now.0 {
+            found.insert(LaneId(after));
         }
     }
-    Ok(found)
 }
 
 /// Slices whose event was the first of its key and had to wait, and is due now.
