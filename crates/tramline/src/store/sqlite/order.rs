@@ -30,13 +30,11 @@ pub(super) fn claim(
     raw: &mut RawClaim,
 ) -> Result<()> {
     raw.until = taker.until;
-    let lanes = candidates(session, claim)?;
-    let quota = (taker.events as usize).div_ceil(lanes.len().max(1)).max(1) as u32;
-    for lane in lanes {
+    for (lane, mut ready) in oldest_work(session, claim)? {
         if taker.is_full() {
             return Ok(());
         }
-        let mut view = LaneView::new(lane);
+        let mut view = LaneView::new(lane.clone());
         let mut changes = Changes::default();
         if view.lane.owner.is_some() && !view.lane.is_held(session.now) {
             let leased = leased(session.conn, claim.subscription, view.lane.lane)?;
@@ -45,10 +43,14 @@ pub(super) fn claim(
             take_over(&mut view, leased, policy, session.now, &mut changes);
             apply(session.conn, claim.subscription, &changes)?;
             changes = Changes::default();
+            // Keys may have gone on, and their events come before what was read above.
+            ready = self::ready(session, claim.subscription, view.lane.lane, taker.events)?;
         }
-        let done = take_from(session, claim, &mut view, taker, quota, raw, &mut changes)?;
+        let done = take_from(session, claim, &mut view, ready, taker, raw, &mut changes)?;
         apply(session.conn, claim.subscription, &changes)?;
-        write_lane(session.conn, &view.lane)?;
+        if view.lane != lane {
+            write_lane(session.conn, &view.lane)?;
+        }
         if done {
             return Ok(());
         }
@@ -65,8 +67,8 @@ fn take_from(
     session: &Session<'_>,
     claim: &Claim,
     view: &mut LaneView,
+    mut ready: Vec<Slice>,
     taker: &mut Taker,
-    quota: u32,
     raw: &mut RawClaim,
     changes: &mut Changes,
 ) -> Result<bool> {
@@ -89,32 +91,68 @@ fn take_from(
         apply(conn, id, changes)?;
         *changes = Changes::default();
     }
-    let before = taker.events;
     for _ in 0..ROUNDS {
-        let wanted = quota.min(taker.events);
-        let waiting = waiting(conn, id, lane, session.now, wanted)?;
-        let ready = ready(session, id, lane, wanted)?;
+        let waiting = waiting(conn, id, lane, session.now, taker.events)?;
         let more = !ready.is_empty();
-        load_keys(session, view, waiting.iter().chain(&ready).map(|slice| slice.chunk), raw)?;
-        let all: Vec<Slice> = waiting.iter().chain(&ready).cloned().collect();
-        load_marks(conn, view, &all)?;
-        if view.lane.leased > 0 && all.iter().any(|slice| slice.due_at > session.now) {
+        // Where no key is parked and nothing has to wait, keys do not matter: reading them is left to the claimer.
+        if view.lane.marks > 0 || ready.iter().any(|slice| slice.due_at > session.now) {
+            let all: Vec<Slice> = waiting.iter().chain(&ready).cloned().collect();
+            load_keys(session, view, all.iter().map(|slice| slice.chunk), raw)?;
+            load_marks(conn, view, &all)?;
+        }
+        if view.lane.leased > 0 && ready.iter().any(|slice| slice.due_at > session.now) {
             load_running(session, view, raw)?;
         }
-        let mut mine = Taker { events: wanted, ..taker.clone() };
-        let taken = take(view, waiting, ready, &mut mine, session.now, changes);
-        taker.events -= wanted - mine.events;
-        taker.bytes = mine.bytes;
+        let taken = take(view, waiting, ready, taker, session.now, changes);
+        let took = !taken.is_empty();
         add(view, taken, raw);
-        if !more || taker.events < before {
+        if took || !more {
             return Ok(false);
         }
         // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
         apply(conn, id, changes)?;
         *changes = Changes::default();
+        ready = self::ready(session, id, lane, taker.events)?;
     }
     raw.next_due = Some(session.now);
     Ok(false)
+}
+
+/// The lanes to take from, the worker's own before others, each with its ready slices.
+fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, Vec<Slice>)>> {
+    let mut wanted = claim.max_events;
+    let mut work = Vec::new();
+    for lanes in candidates(session, claim)?
+        .chunk_by(|a, b| claim.share.prefers(a.lane) == claim.share.prefers(b.lane))
+    {
+        let (found, events) = in_step(session, lanes, wanted)?;
+        work.extend(found);
+        wanted = wanted.saturating_sub(events);
+    }
+    Ok(work)
+}
+
+/// The ready slices of lanes, up to the chunk at which all of them together hold what is wanted, and how many due events
+/// that is. Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
+fn in_step(session: &Session<'_>, lanes: &[Lane], wanted: u32) -> Result<(Vec<(Lane, Vec<Slice>)>, u32)> {
+    let quota = (wanted as usize).div_ceil(lanes.len()).max(1) as u32;
+    let mut work = Vec::with_capacity(lanes.len());
+    for lane in lanes {
+        let ready = ready(session, lane.subscription, lane.lane, quota.saturating_mul(2).min(wanted))?;
+        work.push((lane.clone(), ready));
+    }
+    let ready = work.iter().flat_map(|(_, ready)| ready).filter(|slice| slice.due_at <= session.now);
+    let mut chunks: Vec<(ChunkId, u32)> = ready.map(|slice| (slice.chunk, slice.mask.count())).collect();
+    chunks.sort_unstable();
+    let mut events = 0;
+    let last = chunks.into_iter().find(|(_, count)| {
+        events += count;
+        events >= wanted
+    });
+    if let Some((last, _)) = last {
+        work.iter_mut().for_each(|(_, ready)| ready.retain(|slice| slice.chunk <= last));
+    }
+    Ok((work, events))
 }
 
 /// All suspects of the lowest chunk of a lane that has any.
