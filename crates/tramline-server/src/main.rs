@@ -5,8 +5,8 @@ mod migrate;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use tracing_subscriber::prelude::*;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::prelude::*;
 
 /// Ordered events, work queues and worker pools on the database you already run.
 #[derive(Parser)]

@@ -1,7 +1,47 @@
-//! x
+//! Tramline: ordered events, work queues and worker pools on the database you already run.
+//!
+//! Start with [`Tramline`]: open a store, emit an [`Event`], run a [`Worker`].
+//!
+//! - [`model`]: what Tramline talks about; plain values and pure decisions
+//! - [`store`]: the databases, behind one trait
+//! - [`plan`]: what a verb of a store changes, decided without I/O
+//! - [`wake`]: hints that there is work
+//! - [`engine`]: the program's side: emitting, workers, handlers, signs of life
+//! - [`testkit`]: a store in memory and a clock to turn, for the tests of programs that use Tramline
+//! - [`error`]: the one error type
+
+pub mod engine;
 pub mod error;
 pub mod model;
 pub mod plan;
 pub mod store;
-pub use error::{Error, Result};
-pub use model::event::Event;
+pub mod testkit;
+pub mod wake;
+
+pub use engine::buffer::Rejected;
+pub use engine::clock::{Clock, ManualClock};
+pub use engine::context::Context;
+pub use engine::follow::Follow;
+pub use engine::handler::{Batch, Extract, Handler, IntoOutcome, IntoOutcomes, Json, Proto, Raw, State};
+pub use engine::hooks::{Finished, Hooks, LogHooks, NoHooks, Progress, Settlement};
+pub use engine::options::Options;
+pub use engine::plugin::{HttpForward, Plugin, ShellCommand};
+pub use engine::receipt::{IntoEvents, Receipt};
+pub use engine::shutdown::Shutdown;
+pub use engine::tramline::{Housekeeping, Tramline};
+pub use engine::worker::Worker;
+pub use error::{Error, Kind, Result};
+pub use model::event::{Emitted, Event, Headers, StoredEvent};
+pub use model::id::{EventId, Incarnation, SubscriptionId, TopicId};
+pub use model::lease::Lease;
+pub use model::outcome::Outcome;
+pub use model::resequencer::Resequencer;
+pub use model::retry::{Backoff, Retry};
+pub use model::rule::{AuditEntry, Rule, RuleKind};
+pub use model::status::{Counts, Status};
+pub use model::subscription::{
+    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, WhileRetrying,
+};
+pub use model::time::Time;
+pub use store::Store;
+pub use store::sqlite::SqliteStore;

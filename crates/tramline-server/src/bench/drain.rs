@@ -21,7 +21,12 @@ const TIMED: usize = 500_000;
 const KEYS: usize = 10_000;
 
 /// `emit_bulk` and `drain`: no order.
-pub(super) async fn bulk(target: &Target, size: Size, round: usize, samples: &mut Samples) -> Result<(), BoxError> {
+pub(super) async fn bulk(
+    target: &Target,
+    size: Size,
+    round: usize,
+    samples: &mut Samples,
+) -> Result<(), BoxError> {
     let name = format!("drain/{round}");
     let backlog = Backlog::prepare(target, &name, false).await?;
     samples.add("emit_bulk", backlog.fill(target, size.events).await?);
@@ -30,7 +35,12 @@ pub(super) async fn bulk(target: &Target, size: Size, round: usize, samples: &mu
 }
 
 /// `drain_keyed`: strictly ordered per key.
-pub(super) async fn keyed(target: &Target, size: Size, round: usize, samples: &mut Samples) -> Result<(), BoxError> {
+pub(super) async fn keyed(
+    target: &Target,
+    size: Size,
+    round: usize,
+    samples: &mut Samples,
+) -> Result<(), BoxError> {
     let name = format!("keyed/{round}");
     let backlog = Backlog::prepare(target, &name, true).await?;
     backlog.fill(target, size.events).await?;
@@ -39,7 +49,11 @@ pub(super) async fn keyed(target: &Target, size: Size, round: usize, samples: &m
 }
 
 /// `drain_backlog_small`.
-pub(super) async fn backlog_small(target: &Target, round: usize, samples: &mut Samples) -> Result<(), BoxError> {
+pub(super) async fn backlog_small(
+    target: &Target,
+    round: usize,
+    samples: &mut Samples,
+) -> Result<(), BoxError> {
     let name = format!("small/{round}");
     let backlog = Backlog::prepare(target, &name, false).await?;
     backlog.fill(target, SMALL).await?;
@@ -48,7 +62,11 @@ pub(super) async fn backlog_small(target: &Target, round: usize, samples: &mut S
 }
 
 /// `drain_backlog_large`: the first events of a backlog that is far larger than any cache. The last median.
-pub(super) async fn backlog_large(target: &Target, size: Size, samples: &mut Samples) -> Result<(), BoxError> {
+pub(super) async fn backlog_large(
+    target: &Target,
+    size: Size,
+    samples: &mut Samples,
+) -> Result<(), BoxError> {
     let backlog = Backlog::prepare(target, "large", false).await?;
     backlog.fill(target, size.backlog).await?;
     for _ in 0..3 {
@@ -86,7 +104,7 @@ impl Backlog {
         Ok(backlog)
     }
 
-    fn worker(&self, tram: &Tramline) -> tramline::WorkerBuilder {
+    fn worker(&self, tram: &Tramline) -> tramline::Worker {
         let worker = tram.worker(&self.name).topics([self.name.as_str()]).concurrency(CONCURRENCY);
         if self.ordered { worker.ordered_by_key() } else { worker }
     }
@@ -96,7 +114,11 @@ impl Backlog {
         let make = move |n: usize| {
             let event = event(&topic);
             // Multiplying by a large odd number spreads the keys like chance would, the same way in every run.
-            if ordered { event.key(format!("key:{}", (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) % KEYS)) } else { event }
+            if ordered {
+                event.key(format!("key:{}", (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) % KEYS))
+            } else {
+                event
+            }
         };
         emit_bulk(&self.tram, target.tasks(), events, make).await
     }
@@ -115,7 +137,8 @@ impl Backlog {
                 }
                 std::future::ready(())
             });
-            workers.spawn(worker.run(shutdown.clone()));
+            let shutdown = shutdown.clone();
+            workers.spawn(async move { worker.run(shutdown).await });
         }
         while let Some(done) = workers.join_next().await {
             done??;
@@ -126,7 +149,7 @@ impl Backlog {
     async fn remove(self) -> Result<(), BoxError> {
         self.tram.delete_subscription(&self.name).await?;
         self.tram.delete_topic(&self.name).await?;
-        self.tram.close().await?;
+        self.tram.close().await;
         Ok(())
     }
 }

@@ -16,13 +16,18 @@ pub(super) fn event(topic: &str) -> Event {
 }
 
 /// `emit_single_*`: concurrent callers that each wait for their event to be stored.
-pub(super) async fn singles(target: &Target, size: Size, round: usize, samples: &mut Samples) -> Result<(), BoxError> {
+pub(super) async fn singles(
+    target: &Target,
+    size: Size,
+    round: usize,
+    samples: &mut Samples,
+) -> Result<(), BoxError> {
     let tram = target.open().await?;
     for (metric, callers) in [("emit_single_1", 1), ("emit_single_16", 16), ("emit_single_256", 256)] {
         let topic = format!("singles/{callers}/{round}");
         samples.add(metric, emit_singly(&tram, &topic, callers, size.singles).await?);
     }
-    tram.close().await?;
+    tram.close().await;
     Ok(())
 }
 

@@ -9,7 +9,12 @@ use tokio::sync::mpsc;
 use tramline::Shutdown;
 
 /// `latency_p50_us` and `latency_p99_us`.
-pub(super) async fn measure(target: &Target, size: Size, round: usize, samples: &mut Samples) -> Result<(), BoxError> {
+pub(super) async fn measure(
+    target: &Target,
+    size: Size,
+    round: usize,
+    samples: &mut Samples,
+) -> Result<(), BoxError> {
     let name = format!("latency/{round}");
     let tram = target.open().await?;
     let beside = target.open_beside(&tram).await?;
@@ -21,7 +26,8 @@ pub(super) async fn measure(target: &Target, size: Size, round: usize, samples: 
     });
     worker.subscribe().await?;
     let shutdown = Shutdown::new();
-    let running = tokio::spawn(worker.run(shutdown.clone()));
+    let done = shutdown.clone();
+    let running = tokio::spawn(async move { worker.run(done).await });
     let mut taken = Vec::with_capacity(size.handovers);
     for _ in 0..size.handovers {
         let start = Instant::now();
@@ -34,6 +40,6 @@ pub(super) async fn measure(target: &Target, size: Size, round: usize, samples: 
     taken.sort_by(f64::total_cmp);
     samples.add("latency_p50_us", taken[taken.len() / 2]);
     samples.add("latency_p99_us", taken[taken.len() * 99 / 100]);
-    tram.close().await?;
+    tram.close().await;
     Ok(())
 }

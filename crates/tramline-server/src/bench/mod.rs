@@ -104,7 +104,10 @@ pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxErro
     let size = if args.quick { QUICK } else { FULL };
     let target = Target::create(&args.store).await?;
     let measured = measure(&target, size, &queries).await;
-    let versions = BTreeMap::from([("tramline", env!("CARGO_PKG_VERSION").to_owned()), ("store", target.version().await?)]);
+    let versions = BTreeMap::from([
+        ("tramline", env!("CARGO_PKG_VERSION").to_owned()),
+        ("store", target.version().await?),
+    ]);
     target.remove().await?;
     let report = Report { store: target.kind().to_owned(), versions, metrics: measured?.medians() };
     if let Some(path) = args.json {
@@ -141,9 +144,10 @@ async fn row_loop(target: &Target, size: Size, samples: &mut Samples) -> Result<
         Target::Sqlite { url } => {
             (row_sqlite::run(url, size.events, &payload).await?, row_sqlite::commit_us(url, 200).await?)
         }
-        Target::Postgres { server, .. } => {
-            (row_postgres::run(server, size.events, &payload).await?, row_postgres::commit_us(server, 200).await?)
-        }
+        Target::Postgres { server, .. } => (
+            row_postgres::run(server, size.events, &payload).await?,
+            row_postgres::commit_us(server, 200).await?,
+        ),
     };
     samples.add("row_insert", figures.insert);
     samples.add("row_drain", figures.drain);

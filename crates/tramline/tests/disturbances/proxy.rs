@@ -74,21 +74,22 @@ impl Proxy {
         server.set_nodelay(true).unwrap();
         let mut cut = self.cut.subscribe();
         cut.mark_unchanged();
-        let (client_read, client_write) = client.into_split();
-        let (server_read, server_write) = server.into_split();
-        let cutting = Arc::new(AtomicBool::new(false));
-        tokio::select! {
-            () = self.requests(client_read, server_write, cutting.clone()) => {}
-            client_write = self.answers(server_read, client_write, cutting.clone()) => {
-                if cutting.load(Ordering::SeqCst) {
-                    client_write.as_ref().set_zero_linger().unwrap();
-                }
-            }
-            _ = cut.changed() => {}
+        let (mut from_client, mut to_client) = client.into_split();
+        let (mut from_server, mut to_server) = server.into_split();
+        let cutting = AtomicBool::new(false);
+        let reset = tokio::select! {
+            () = self.requests(&mut from_client, &mut to_server, &cutting) => false,
+            () = self.answers(&mut from_server, &mut to_client, &cutting) => cutting.load(Ordering::SeqCst),
+            _ = cut.changed() => cut.borrow().reset,
+        };
+        if reset {
+            // Closing with bytes unsent and no patience makes the kernel send a reset.
+            to_client.as_ref().set_zero_linger().unwrap();
+            to_server.as_ref().set_zero_linger().unwrap();
         }
     }
 
-    async fn requests(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, cutting: Arc<AtomicBool>) {
+    async fn requests(&self, from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, cutting: &AtomicBool) {
         let mut buffer = vec![0; 16 << 10];
         while let Ok(read) = from.read(&mut buffer).await {
             if read == 0 {
@@ -104,23 +105,17 @@ impl Proxy {
         }
     }
 
-    async fn answers(
-        &self,
-        mut from: OwnedReadHalf,
-        mut to: OwnedWriteHalf,
-        cutting: Arc<AtomicBool>,
-    ) -> OwnedWriteHalf {
+    async fn answers(&self, from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, cutting: &AtomicBool) {
         let mut buffer = vec![0; 16 << 10];
         while let Ok(read) = from.read(&mut buffer).await {
             if read == 0 || cutting.load(Ordering::SeqCst) {
-                break; // the server has done it, and the client will never know
+                return; // the server has done it, and the client will never know
             }
             self.wait_until_passing().await;
             if to.write_all(&buffer[..read]).await.is_err() {
-                break;
+                return;
             }
         }
-        to
     }
 
     async fn wait_until_passing(&self) {

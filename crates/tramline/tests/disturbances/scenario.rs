@@ -182,10 +182,12 @@ async fn stale_settlements_are_refused(tram: &Tramline, recorder: &Recorder) {
         single: false,
         now: None,
     };
+    let before = recorder.len();
     let Ok(claimed) = store.claim(claim).await else { return };
     let ids: Vec<i64> = claimed.slices.iter().flat_map(|s| s.events.iter().map(|e| e.event.id.0)).collect();
     let taken_over = |records: &[crate::recorder::Record]| {
-        ids.iter().all(|id| records.iter().any(|r| r.id == *id && r.subscription == UNORDERED))
+        let later = &records[before..];
+        ids.iter().all(|id| later.iter().any(|r| r.id == *id && r.subscription == UNORDERED))
     };
     if !recorder.wait(PATIENCE, taken_over).await {
         panic!("events {ids:?} were never taken over");
@@ -219,7 +221,7 @@ async fn finish(tram: &Tramline, recorder: &Recorder, emitted: &Emitted) {
     check::in_order(&records, ORDERED);
     for subscription in [UNORDERED, ORDERED] {
         assert!(
-            tram.dead(subscription, Default::default()).await.unwrap().is_empty(),
+            tram.dead(subscription, Default::default(), 10).await.unwrap().is_empty(),
             "{subscription} has dead events"
         );
     }

@@ -5,7 +5,7 @@ use crate::scenario::{AT_MOST_ONCE, LEASE, ORDERED, TOPIC, UNORDERED};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
-use tramline::{Context, Retry, Shutdown, Tramline, WorkerBuilder};
+use tramline::{Context, Retry, Shutdown, Tramline, Worker};
 
 pub(crate) const URL: &str = "TRAMLINE_DISTURBED_URL";
 pub(crate) const RECORDER: &str = "TRAMLINE_DISTURBED_RECORDER";
@@ -20,16 +20,15 @@ pub(crate) async fn main() {
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     };
-    tokio::try_join!(
-        worker(&tram, UNORDERED).run(Shutdown::new()),
-        worker(&tram, ORDERED).ordered_by_key().run(Shutdown::new()),
-        worker(&tram, AT_MOST_ONCE).at_most_once().run(Shutdown::new()),
-    )
-    .unwrap();
+    let unordered = worker(&tram, UNORDERED);
+    let ordered = worker(&tram, ORDERED).ordered_by_key();
+    let at_most_once = worker(&tram, AT_MOST_ONCE).at_most_once();
+    let never = Shutdown::new;
+    tokio::try_join!(unordered.run(never()), ordered.run(never()), at_most_once.run(never())).unwrap();
 }
 
 /// A worker of one subscription; every tenth event fails once.
-pub(crate) fn worker(tram: &Tramline, subscription: &'static str) -> WorkerBuilder {
+pub(crate) fn worker(tram: &Tramline, subscription: &'static str) -> Worker {
     let lines = Arc::new(Lines::default());
     tram.worker(subscription)
         .topics([TOPIC])
@@ -50,7 +49,7 @@ async fn handle(subscription: &'static str, lines: Arc<Lines>, cx: Context) -> R
         prev: event.prev.map(|prev| prev.0),
         key: event.key.as_deref().map(str::to_owned),
         skipped: cx.skipped().iter().map(|id| id.0).collect(),
-        replayed: cx.replayed(),
+        replayed: cx.is_replayed(),
         number,
     };
     let mut line = lines.take().await;

@@ -31,6 +31,11 @@ pub struct PostgresOptions {
 }
 
 impl PostgresOptions {
+    /// All migrations as SQL, for tables in the schema that the URL names, or wherever the search path leads.
+    pub fn migrations(&self) -> String {
+        super::migrate::sql(self.schema.as_deref())
+    }
+
     /// Where to listen for wake-ups: `None` when nothing but a pooler is known.
     pub fn listen_url(&self) -> Option<&str> {
         self.listen_url.as_deref().or_else(|| (!self.pooled).then_some(self.url.as_str()))

@@ -30,7 +30,7 @@ pub(super) fn claim(
     raw: &mut RawClaim,
 ) -> Result<()> {
     raw.until = taker.until;
-    for (lane, ready) in oldest_work(session, claim)? {
+    for (lane, mut ready) in oldest_work(session, claim)? {
         if taker.is_full() {
             return Ok(());
         }
@@ -43,6 +43,8 @@ pub(super) fn claim(
             take_over(&mut view, leased, policy, session.now, &mut changes);
             apply(session.conn, claim.subscription, &changes)?;
             changes = Changes::default();
+            // Keys may have gone on, and their events come before what was read above.
+            ready = self::ready(session, claim.subscription, view.lane.lane, taker.events)?;
         }
         let done = take_from(session, claim, &mut view, ready, taker, raw, &mut changes)?;
         apply(session.conn, claim.subscription, &changes)?;
@@ -113,31 +115,41 @@ fn take_from(
     Ok(false)
 }
 
-/// The lanes to take from, each with its ready slices, up to the chunk at which all of them together hold what is wanted.
-/// Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
+/// The lanes to take from, the worker's own before others, each with its ready slices.
 fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, Vec<Slice>)>> {
-    let lanes = candidates(session, claim)?;
-    let quota = (claim.max_events as usize).div_ceil(lanes.len().max(1)).max(1) as u32;
+    let mut wanted = claim.max_events;
+    let mut work = Vec::new();
+    for lanes in candidates(session, claim)?
+        .chunk_by(|a, b| claim.share.prefers(a.lane) == claim.share.prefers(b.lane))
+    {
+        let (found, events) = in_step(session, lanes, wanted)?;
+        work.extend(found);
+        wanted = wanted.saturating_sub(events);
+    }
+    Ok(work)
+}
+
+/// The ready slices of lanes, up to the chunk at which all of them together hold what is wanted, and how many due events
+/// that is. Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
+fn in_step(session: &Session<'_>, lanes: &[Lane], wanted: u32) -> Result<(Vec<(Lane, Vec<Slice>)>, u32)> {
+    let quota = (wanted as usize).div_ceil(lanes.len()).max(1) as u32;
     let mut work = Vec::with_capacity(lanes.len());
     for lane in lanes {
-        let ready =
-            ready(session, claim.subscription, lane.lane, quota.saturating_mul(2).min(claim.max_events))?;
-        work.push((lane, ready));
+        let ready = ready(session, lane.subscription, lane.lane, quota.saturating_mul(2).min(wanted))?;
+        work.push((lane.clone(), ready));
     }
-    let mut chunks: Vec<(ChunkId, u32)> = work
-        .iter()
-        .flat_map(|(_, ready)| ready.iter().map(|slice| (slice.chunk, slice.mask.count())))
-        .collect();
+    let ready = work.iter().flat_map(|(_, ready)| ready).filter(|slice| slice.due_at <= session.now);
+    let mut chunks: Vec<(ChunkId, u32)> = ready.map(|slice| (slice.chunk, slice.mask.count())).collect();
     chunks.sort_unstable();
     let mut events = 0;
     let last = chunks.into_iter().find(|(_, count)| {
         events += count;
-        events >= claim.max_events
+        events >= wanted
     });
     if let Some((last, _)) = last {
         work.iter_mut().for_each(|(_, ready)| ready.retain(|slice| slice.chunk <= last));
     }
-    Ok(work)
+    Ok((work, events))
 }
 
 /// All suspects of the lowest chunk of a lane that has any.

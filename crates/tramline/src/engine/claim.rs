@@ -1,0 +1,335 @@
+//! The claim loop: keeps just enough events in hand, and waits without polling when there are none.
+
+use crate::engine::backoff::Outage;
+use crate::engine::hand::{Hand, Taken};
+use crate::engine::presence::share;
+use crate::engine::run::Run;
+use crate::error::{Kind, Result};
+use crate::model::lane::Share;
+use crate::store::verbs::{Claim, Claimed, Suspects, Worker};
+use crate::wake::Listener;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// A hint may be lost: look at least this often.
+const SLOW_POLL: Duration = Duration::from_secs(1);
+/// How soon to look again after a claim that may have passed over a lane because a settle had it locked.
+const AGAIN: Duration = Duration::from_millis(5);
+/// How much work should be in hand: what is done in this time, so that a claim is over before the hand is empty.
+const AHEAD: Duration = Duration::from_millis(50);
+/// The most events in hand.
+const MOST: usize = 4_096;
+/// The most bytes of one claim.
+const MAX_BYTES: usize = 8 << 20;
+/// So few slices cannot have reached a limit in bytes, as a chunk weighs one MiB at most.
+const FEW_SLICES: usize = 4;
+
+/// Claims for one run.
+#[derive(Debug)]
+pub(crate) struct Claimer {
+    run: Arc<Run>,
+    listener: Listener,
+    living: watch::Receiver<Vec<Worker>>,
+    pace: Pace,
+    outage: Outage,
+    stop: CancellationToken,
+    until_idle: bool,
+    claimed: u64,
+}
+
+/// What a claim came back with.
+#[derive(Debug)]
+enum Found {
+    /// There may be more.
+    More,
+    /// Only suspects are left, or some wait.
+    Suspects,
+    /// All that was due. Look again at this reading, and in a moment if a settle may have been in the way.
+    All { next: Option<Duration>, in_the_way: bool },
+}
+
+impl Claimer {
+    pub(crate) fn new(run: Arc<Run>, stop: CancellationToken, until_idle: bool) -> Claimer {
+        Claimer {
+            listener: run.tram.wake().listen(run.subscription.id),
+            living: run.tram.presence().living(),
+            pace: Pace::new(run.concurrency, run.tram.clock().reading()),
+            outage: Outage::new("events are claimed"),
+            stop,
+            until_idle,
+            claimed: 0,
+            run,
+        }
+    }
+
+    /// How many events were claimed so far.
+    pub(crate) fn claimed(&self) -> u64 {
+        self.claimed
+    }
+
+    /// Claims until it is stopped, or until nothing is due and nothing in flight if that is what was asked for. An error is one
+    /// that does not pass by itself.
+    ///
+    /// Not to be dropped half-way: events whose claim was not awaited would be free only when their lease ends.
+    pub(crate) async fn claim_all(&mut self) -> Result<()> {
+        let run = self.run.clone();
+        let stop = self.stop.clone();
+        let gate = run.tram.gate();
+        let Some(mut shared) = unless(&stop, gate.shared()).await else { return Ok(()) };
+        while !stop.is_cancelled() {
+            if gate.is_wanted() {
+                // Another worker of this process has to run a suspect alone.
+                unless(&stop, run.ledger.drained()).await;
+                drop(shared);
+                let Some(again) = unless(&stop, gate.shared()).await else { break };
+                shared = again;
+            }
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = gate.wanted() => continue,
+                () = run.ledger.load.at_most(self.low()) => {}
+            }
+            self.listener.arm();
+            match self.claim(Suspects::Leave).await? {
+                Found::More => {}
+                Found::Suspects => {
+                    unless(&stop, run.ledger.drained()).await;
+                    drop(shared);
+                    let Some(alone) = unless(&stop, gate.alone()).await else { break };
+                    self.claim(Suspects::TakeOne).await?;
+                    unless(&stop, run.ledger.drained()).await;
+                    drop(alone);
+                    let Some(again) = unless(&stop, gate.shared()).await else { break };
+                    shared = again;
+                }
+                Found::All { .. } if self.until_idle => {
+                    if run.ledger.is_drained() {
+                        break;
+                    }
+                    run.ledger.drained().await;
+                }
+                Found::All { next, in_the_way } => self.wait(next, in_the_way).await,
+            }
+        }
+        Ok(())
+    }
+
+    /// At how many events in hand it is time to claim.
+    fn low(&self) -> usize {
+        if self.run.subscription.policy.is_at_most_once() {
+            // What is claimed is consumed, so nothing is claimed that could not run at once.
+            self.run.concurrency - 1
+        } else {
+            self.pace.target() / 2
+        }
+    }
+
+    /// How many events to ask for.
+    fn wanted(&self, suspects: Suspects) -> u32 {
+        let most = self.run.subscription.policy.claim_size();
+        let in_hand = self.run.ledger.load.events();
+        let room = match suspects {
+            Suspects::TakeOne => 64,
+            Suspects::Leave if self.run.subscription.policy.is_at_most_once() => most as usize,
+            Suspects::Leave => self.pace.target().saturating_sub(in_hand),
+        };
+        // Whole slices where possible: taking a part of one costs another row.
+        let room = if room >= 64 { room & !63 } else { room.max(1) };
+        (room as u32).min(most)
+    }
+
+    async fn claim(&mut self, suspects: Suspects) -> Result<Found> {
+        let run = self.run.clone();
+        self.pace.observe(run.tram.clock().reading(), run.ledger.load.events());
+        let wanted = self.wanted(suspects);
+        let own = share(&self.living.borrow_and_update(), run.tram.incarnation(), run.subscription.id);
+        let own = Share { help: own.of == 1, ..own };
+        let business = run.business();
+        let mut got = self.take(suspects, wanted, own).await?;
+        // Only a worker with nothing of its own to do helps with the lanes of others.
+        if run.is_ordered() && !own.help && got.is_nothing() && run.ledger.load.events() == 0 {
+            got = self.take(suspects, wanted, Share { help: true, ..own }).await?;
+        }
+        self.pace.taken(run.tram.clock().reading(), run.ledger.load.events());
+        self.claimed += got.events as u64;
+        if got.answer.backfilling {
+            match run.tram.store().backfill(run.subscription.id).await {
+                Err(error) if error.kind() != Kind::Unavailable => return Err(error),
+                _ => return Ok(Found::More),
+            }
+        }
+        if got.answer.suspects_wait {
+            return Ok(Found::Suspects);
+        }
+        // Ordered claims have more reasons to end early, so only an empty one shows that there is nothing more.
+        let few =
+            !run.is_ordered() && !run.single && got.slices <= FEW_SLICES && got.events < wanted as usize;
+        if got.events > 0 && !few {
+            return Ok(Found::More);
+        }
+        let reading = run.tram.clock().reading();
+        let next = got.answer.next_due.map(|due| reading.saturating_add(due.since(got.answer.now)));
+        let in_the_way = run.is_ordered() && !run.store_was_free(business);
+        Ok(Found::All { next, in_the_way })
+    }
+
+    /// Asks the store until it answers (or the run is stopped), and puts what it gives into hand.
+    async fn take(&mut self, suspects: Suspects, wanted: u32, share: Share) -> Result<Got> {
+        let run = self.run.clone();
+        let clock = run.tram.clock();
+        loop {
+            let claim = Claim {
+                subscription: run.subscription.id,
+                owner: run.tram.incarnation(),
+                max_events: wanted,
+                max_bytes: MAX_BYTES,
+                lease: None,
+                suspects,
+                share,
+                single: run.single,
+                now: clock.now(),
+            };
+            // Held until the events are in line: a failure that is settled in between would be overlooked.
+            let no_failures = if run.is_ordered() { Some(run.order.read().await) } else { None };
+            // Read before the store is asked: the lease is surely not older than this.
+            let reading = clock.reading();
+            let error = match run.tram.store().claim(claim).await {
+                Ok(claimed) => {
+                    self.outage.over();
+                    return Ok(put_in_hand(&run, claimed, reading).await);
+                }
+                Err(error) => error,
+            };
+            drop(no_failures);
+            if error.kind() != Kind::Unavailable {
+                return Err(error);
+            }
+            if unless(&self.stop, self.outage.wait(clock, &error)).await.is_none() {
+                return Ok(Got::default());
+            }
+        }
+    }
+
+    /// Waits until there may be something to claim. Cancel-safe.
+    async fn wait(&mut self, next: Option<Duration>, in_the_way: bool) {
+        let run = &self.run;
+        let clock = run.tram.clock();
+        let poll = clock.reading() + SLOW_POLL;
+        let ordered = run.is_ordered();
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = self.listener.wait() => {}
+            () = clock.sleep_until(next.map_or(poll, |next| next.min(poll))) => {}
+            () = run.tram.gate().wanted() => {}
+            _ = self.living.changed(), if ordered => {}
+            () = tokio::time::sleep(AGAIN), if in_the_way => {}
+        }
+    }
+}
+
+/// A claim's answer, after its slices went into hand.
+#[derive(Debug, Default)]
+struct Got {
+    answer: Claimed,
+    slices: usize,
+    events: usize,
+}
+
+impl Got {
+    fn is_nothing(&self) -> bool {
+        self.events == 0 && self.answer.stopped_by.is_none()
+    }
+}
+
+async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) -> Got {
+    let taken = Taken { now: claimed.now, reading };
+    let slices = std::mem::take(&mut claimed.slices);
+    let events = slices.iter().map(|slice| slice.events.len()).sum();
+    let got = Got { answer: claimed, slices: slices.len(), events };
+    if events == 0 {
+        return got;
+    }
+    run.hooks.claimed(run.name(), events);
+    if let Some(journal) = &run.journal
+        && let Err(error) = journal.claimed(&slices).await
+    {
+        // What is not in the journal counts as begun after a crash, which is safe.
+        tracing::error!(error = %error, subscription = run.name(), "the journal cannot be written");
+    }
+    for slice in slices {
+        let hand = Arc::new(Hand::new(run.clone(), slice, taken));
+        run.ledger.add(hand.clone());
+        run.set_aside(run.dispatch.add(&hand));
+    }
+    got
+}
+
+/// The value of `future`, or `None` if the token is cancelled first.
+async fn unless<T>(stop: &CancellationToken, future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => None,
+        value = future => Some(value),
+    }
+}
+
+/// How fast events are done, and so how many should be in hand.
+#[derive(Debug)]
+struct Pace {
+    concurrency: usize,
+    /// Events per second.
+    rate: f64,
+    at: Duration,
+    in_hand: usize,
+}
+
+impl Pace {
+    fn new(concurrency: usize, at: Duration) -> Pace {
+        Pace { concurrency, rate: 0.0, at, in_hand: 0 }
+    }
+
+    fn target(&self) -> usize {
+        let ahead = (self.rate * AHEAD.as_secs_f64()) as usize;
+        ahead.max(self.concurrency * 2).min(MOST.max(self.concurrency))
+    }
+
+    /// So many events are left of those that were taken. A faster pace counts at once, a slower one by and by.
+    fn observe(&mut self, now: Duration, in_hand: usize) {
+        let took = now.saturating_sub(self.at).as_secs_f64();
+        if took <= 0.0 {
+            return;
+        }
+        let rate = self.in_hand.saturating_sub(in_hand) as f64 / took;
+        self.rate = if rate > self.rate { rate } else { self.rate * 0.8 + rate * 0.2 };
+    }
+
+    fn taken(&mut self, now: Duration, in_hand: usize) {
+        self.at = now;
+        self.in_hand = in_hand;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hand_holds_fifty_milliseconds_of_work_within_bounds() {
+        let mut pace = Pace::new(8, Duration::ZERO);
+        assert_eq!(pace.target(), 16);
+        pace.taken(Duration::ZERO, 1_000);
+        pace.observe(Duration::from_millis(100), 0);
+        assert_eq!(pace.target(), 500);
+        pace.taken(Duration::from_millis(100), 1_000_000);
+        pace.observe(Duration::from_millis(200), 0);
+        assert_eq!(pace.target(), MOST);
+        for second in 1..100 {
+            pace.taken(Duration::from_secs(second), 10);
+            pace.observe(Duration::from_secs(second + 1), 10);
+        }
+        assert_eq!(pace.target(), 16);
+    }
+}

@@ -1,0 +1,276 @@
+//! Looking and steering: topics, subscriptions, rules, counts, dead and parked events.
+
+use crate::engine::tramline::Tramline;
+use crate::error::{Error, Result};
+use crate::model::id::EventId;
+use crate::model::rule::{AuditEntry, RuleKind};
+use crate::model::subscription::{Policy, Start, Subscription, Topic};
+use crate::model::time::Time;
+use crate::store::verbs::*;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// All errors: `NotFound` for names that do not exist, `Unavailable` when the store does not answer. Dropping a future leaves open
+/// whether the step happened, but never half of it.
+impl Tramline {
+    /// Creates a topic, or changes how long its settled events are kept. `lanes`: `None` is the default (32), and it never changes.
+    ///
+    /// # Errors
+    /// `Conflict` when it exists with another number of lanes.
+    pub async fn put_topic(
+        &self,
+        name: &str,
+        lanes: Option<u32>,
+        retention: Option<Duration>,
+    ) -> Result<Topic> {
+        let now = self.clock().now();
+        self.store().put_topic(PutTopic { name: name.to_owned(), lanes, retention, now }).await
+    }
+
+    /// All topics, by name.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn topics(&self) -> Result<Vec<Topic>> {
+        self.store().topics().await
+    }
+
+    /// Deletes a topic with its events.
+    ///
+    /// # Errors
+    /// `Conflict` while a subscription consumes it.
+    pub async fn delete_topic(&self, name: &str) -> Result<()> {
+        self.store().delete_topic(name).await
+    }
+
+    /// Creates a subscription or changes what may change of it. From its return on, no emit misses it.
+    ///
+    /// # Errors
+    /// `Conflict` when ordering or guarantee would change.
+    pub async fn put_subscription(
+        &self,
+        name: &str,
+        topics: &[&str],
+        policy: Policy,
+        start: Start,
+    ) -> Result<Subscription> {
+        let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
+        let put = PutSubscription { name: name.to_owned(), topics, policy, start, now: self.clock().now() };
+        self.store().put_subscription(put).await
+    }
+
+    /// All subscriptions, by name.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn subscriptions(&self) -> Result<Vec<Subscription>> {
+        self.store().subscriptions().await
+    }
+
+    /// One subscription.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn subscription(&self, name: &str) -> Result<Subscription> {
+        let all = self.store().subscriptions().await?;
+        all.into_iter().find(|subscription| &*subscription.name == name).ok_or_else(|| {
+            Error::not_found(
+                format!("there is no subscription {name:?}"),
+                "create it first, or name its topics",
+            )
+        })
+    }
+
+    /// Deletes a subscription with all that it still had to do.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn delete_subscription(&self, name: &str) -> Result<()> {
+        self.store().delete_subscription(name).await
+    }
+
+    /// A user stops a subscription, until it is resumed or `until` has come. Events are kept; running ones go on.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn pause(&self, subscription: &str, by: &str, reason: &str, until: Option<Time>) -> Result<()> {
+        self.set_rule(subscription, RuleKind::Pause, Some(until), by, reason).await
+    }
+
+    /// Removes a user's stop. An admin's stays.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn resume(&self, subscription: &str, by: &str, reason: &str) -> Result<()> {
+        self.set_rule(subscription, RuleKind::Pause, None, by, reason).await
+    }
+
+    /// An admin stops a subscription, until it is unblocked or `until` has come.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn block(&self, subscription: &str, by: &str, reason: &str, until: Option<Time>) -> Result<()> {
+        self.set_rule(subscription, RuleKind::Block, Some(until), by, reason).await
+    }
+
+    /// Removes an admin's stop. A user's stays.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn unblock(&self, subscription: &str, by: &str, reason: &str) -> Result<()> {
+        self.set_rule(subscription, RuleKind::Block, None, by, reason).await
+    }
+
+    /// Who did what to a subscription, newest first.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn audit(&self, subscription: &str, limit: u32) -> Result<Vec<AuditEntry>> {
+        let id = self.subscription(subscription).await?.id;
+        self.store().audit(id, limit).await
+    }
+
+    /// Counts (exact) and rules of a subscription.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn stats(&self, subscription: &str) -> Result<Stats> {
+        let id = self.subscription(subscription).await?.id;
+        self.store().stats(id, self.clock().now()).await
+    }
+
+    /// Dead and held events, by id: at most `limit` after `after`.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn dead(&self, subscription: &str, after: EventId, limit: u32) -> Result<Vec<DeadEvent>> {
+        let page = self.page(subscription, after, limit).await?;
+        self.store().dead(page).await
+    }
+
+    /// Runs dead and held events again, with their attempts counted anew. Gives how many.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn replay(&self, subscription: &str, which: Which) -> Result<u64> {
+        self.revive(subscription, which, Revival::Replay).await
+    }
+
+    /// Drops dead and held events. Gives how many.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn drop_dead(&self, subscription: &str, which: Which) -> Result<u64> {
+        self.revive(subscription, which, Revival::Drop).await
+    }
+
+    /// Parked keys, by the event that blocks them: at most `limit` after `after`.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn parked(&self, subscription: &str, after: EventId, limit: u32) -> Result<Vec<ParkedKey>> {
+        let page = self.page(subscription, after, limit).await?;
+        self.store().parked(page).await
+    }
+
+    /// Lets parked keys go on (by topic and key; none stands for all): a waiting event runs now, a held one is replayed. Gives how many.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn release_parked(&self, subscription: &str, keys: &[(&str, &str)]) -> Result<u64> {
+        let id = self.subscription(subscription).await?.id;
+        let keys = keys.iter().map(|(topic, key)| ((*topic).to_owned(), (*key).to_owned())).collect();
+        let count = self
+            .store()
+            .release_parked(ReleaseParked { subscription: id, keys, now: self.clock().now() })
+            .await?;
+        self.wake().notify(&[id]);
+        Ok(count)
+    }
+
+    /// Makes events run again in a subscription that had settled or lost them. It does not emit. Gives how many.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn resend(&self, subscription: &str, ids: Vec<EventId>) -> Result<u64> {
+        let id = self.subscription(subscription).await?.id;
+        let count = self.store().resend(Resend { subscription: id, ids, now: self.clock().now() }).await?;
+        self.wake().notify(&[id]);
+        Ok(count)
+    }
+
+    /// Cancels an event wherever it has not been claimed. Gives the names of those subscriptions.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn cancel(&self, id: EventId) -> Result<Vec<Arc<str>>> {
+        self.store().cancel(Cancel { id, now: self.clock().now() }).await
+    }
+
+    /// An event, and what every subscription makes of it.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn event(&self, id: EventId) -> Result<Option<EventView>> {
+        self.store().event(FindEvent { id, now: self.clock().now() }).await
+    }
+
+    /// The last event of a key and the object's latest state.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
+        self.store().head(topic, key).await
+    }
+
+    /// Reads the retained events of a topic: at most `limit` after `after`, never past one that is still being written.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn read_log(&self, topic: &str, after: EventId, limit: u32) -> Result<LogPage> {
+        self.store().read_log(ReadLog { topic: topic.to_owned(), after, limit }).await
+    }
+
+    /// The living workers, in birth order.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn workers(&self) -> Result<Vec<Worker>> {
+        self.store().workers().await
+    }
+
+    async fn set_rule(
+        &self,
+        subscription: &str,
+        kind: RuleKind,
+        until: Option<Option<Time>>,
+        by: &str,
+        reason: &str,
+    ) -> Result<()> {
+        let id = self.subscription(subscription).await?.id;
+        let until = until.map(|until| until.map_or(RuleEnd::Open, RuleEnd::At));
+        let removed = until.is_none();
+        let (by, reason) = (by.to_owned(), reason.to_owned());
+        self.store()
+            .set_rule(SetRule { subscription: id, kind, until, by, reason, now: self.clock().now() })
+            .await?;
+        if removed {
+            // One hint is enough for all that waits: workers claim until nothing is left.
+            self.wake().notify(&[id]);
+        }
+        Ok(())
+    }
+
+    async fn revive(&self, subscription: &str, which: Which, how: Revival) -> Result<u64> {
+        let id = self.subscription(subscription).await?.id;
+        let count =
+            self.store().revive(Revive { subscription: id, which, how, now: self.clock().now() }).await?;
+        self.wake().notify(&[id]);
+        Ok(count)
+    }
+
+    async fn page(&self, subscription: &str, after: EventId, limit: u32) -> Result<Page> {
+        let subscription = self.subscription(subscription).await?.id;
+        Ok(Page { subscription, after, limit, now: self.clock().now() })
+    }
+}

@@ -1,0 +1,104 @@
+//! Keeps leases: one task extends all that is in hand, and tells handlers when a lease is lost.
+
+use crate::engine::hand::Hand;
+use crate::engine::run::Run;
+use crate::model::id::LaneId;
+use crate::model::lease::Lease;
+use crate::store::verbs::{Extend, Extended};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Keeps until it is told to stop.
+pub(crate) async fn keep_all(run: Arc<Run>, stop: CancellationToken) {
+    loop {
+        if run.ledger.is_empty() {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = run.ledger.arrival.notified() => {}
+            }
+        }
+        let wake_at = next_look(&run);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = run.tram.clock().sleep_until(wake_at) => {}
+        }
+        extend(&run).await;
+        expire(&run);
+    }
+}
+
+/// The first moment at which a lease is a third used, or over.
+fn next_look(run: &Run) -> Duration {
+    let lease = run.subscription.policy.lease();
+    let now = run.tram.clock().reading();
+    let first = run.ledger.all().iter().map(|hand| hand.deadline()).min();
+    let Some(first) = first else { return now + lease / 3 };
+    // Extended when a third is used; after a failure again and again, but not busily.
+    first.saturating_sub(lease * 2 / 3).max(now + lease / 20).min(first.max(now + Duration::from_millis(1)))
+}
+
+/// Extends what is a third used. Leases of one lane are one.
+async fn extend(run: &Run) {
+    let lease = run.subscription.policy.lease();
+    let clock = run.tram.clock();
+    let before = clock.reading();
+    let mut by_lane: HashMap<(LaneId, i64, Lease), Vec<Arc<Hand>>> = HashMap::new();
+    for hand in run.ledger.all() {
+        if hand.deadline() > before + lease * 2 / 3 + Duration::from_millis(1) {
+            continue;
+        }
+        by_lane.entry(same_lease(&hand.lease)).or_default().push(hand);
+    }
+    if by_lane.is_empty() {
+        return;
+    }
+    let groups: Vec<Vec<Arc<Hand>>> = by_lane.into_values().collect();
+    let leases = groups.iter().map(|hands| hands[0].lease).collect();
+    run.store_begin();
+    let extend = Extend { subscription: run.subscription.id, leases, lease: None, now: clock.now() };
+    let extended = run.tram.store().extend(extend).await;
+    run.store_end();
+    match extended {
+        Ok(extended) => {
+            for (hands, extended) in groups.iter().zip(extended) {
+                hands.iter().for_each(|hand| apply(run, hand, extended, before + lease));
+            }
+        }
+        Err(error) => {
+            tracing::warn!(error = %error, subscription = run.name(), "leases could not be extended")
+        }
+    }
+}
+
+fn apply(run: &Run, hand: &Hand, extended: Extended, deadline: Duration) {
+    match extended {
+        Extended::Until(until) => hand.extend(until, deadline),
+        // A transaction has the row: the lease is not lost, only not extended. The next look tries again.
+        Extended::Locked => {}
+        // What is finished may have been settled while this went on; the settler knows better.
+        Extended::Lost if hand.is_finished() => {}
+        Extended::Lost => run.lose(hand),
+    }
+}
+
+/// Leases whose time is over, by the clock of this process: another worker may have them now.
+fn expire(run: &Run) {
+    let now = run.tram.clock().reading();
+    for hand in run.ledger.all() {
+        if hand.deadline() <= now && !hand.is_finished() {
+            run.lose(&hand);
+        }
+    }
+}
+
+/// What is extended together: the slices of a lane under one epoch, or one slice.
+fn same_lease(lease: &Lease) -> (LaneId, i64, Lease) {
+    if lease.is_ordered() {
+        let whole = Lease { chunk: Default::default(), slice: Default::default(), ..*lease };
+        (lease.lane, lease.epoch, whole)
+    } else {
+        (lease.lane, lease.epoch, *lease)
+    }
+}

@@ -1,0 +1,149 @@
+//! What is in hand, and how much of it: where runners, settler, keeper and the claim loop meet.
+
+use crate::engine::hand::Hand;
+use crate::model::lease::Lease;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, watch};
+
+/// The hands of one run, and those of them that have all their outcomes.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    hands: Mutex<HashMap<Lease, Arc<Hand>>>,
+    finished: Mutex<Vec<Arc<Hand>>>,
+    /// For the settler: a hand is finished, or it has to hurry.
+    pub(crate) finish_bell: Notify,
+    hurried: AtomicBool,
+    /// For the keeper: there is something to keep.
+    pub(crate) arrival: Notify,
+    /// Changes whenever something was settled or the last event got its outcome.
+    pub(crate) settled: watch::Sender<()>,
+    pub(crate) load: Load,
+}
+
+impl Ledger {
+    pub(crate) fn add(&self, hand: Arc<Hand>) {
+        self.load.add(hand.events.len());
+        let mut hands = self.hands();
+        if hands.is_empty() {
+            self.arrival.notify_one();
+        }
+        hands.insert(hand.lease, hand);
+    }
+
+    /// All outcomes of a hand are known.
+    pub(crate) fn finish(&self, hand: Arc<Hand>) {
+        self.finished().push(hand);
+        self.finish_bell.notify_one();
+    }
+
+    /// Asks the settler to write back everything that has an outcome, now.
+    pub(crate) fn hurry(&self) {
+        self.hurried.store(true, Ordering::SeqCst);
+        self.finish_bell.notify_one();
+    }
+
+    /// True once after each [`Ledger::hurry`].
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.hurried.swap(false, Ordering::SeqCst)
+    }
+
+    pub(crate) fn take_finished(&self) -> Vec<Arc<Hand>> {
+        std::mem::take(&mut *self.finished())
+    }
+
+    /// Everything in hand.
+    pub(crate) fn all(&self) -> Vec<Arc<Hand>> {
+        self.hands().values().cloned().collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hands().is_empty()
+    }
+
+    /// Nothing more is to be done with the hand.
+    pub(crate) fn remove(&self, hand: &Hand) {
+        self.hands().remove(&hand.lease);
+    }
+
+    /// Some events have their outcome or will never get one.
+    pub(crate) fn done_with(&self, events: usize) {
+        if self.load.remove(events) == 0 {
+            self.settled.send_replace(());
+        }
+    }
+
+    /// True when nothing runs and nothing waits to be written back.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.load.events() == 0 && self.is_empty()
+    }
+
+    /// Waits until nothing runs and nothing waits to be written back. Cancel-safe.
+    pub(crate) async fn drained(&self) {
+        let mut settled = self.settled.subscribe();
+        while !self.is_drained() {
+            if settled.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Forgets everything; breaks the circle of a run and its hands.
+    pub(crate) fn clear(&self) {
+        self.hands().clear();
+        self.finished().clear();
+    }
+
+    fn hands(&self) -> MutexGuard<'_, HashMap<Lease, Arc<Hand>>> {
+        self.hands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn finished(&self) -> MutexGuard<'_, Vec<Arc<Hand>>> {
+        self.finished.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many events are in hand without an outcome, and a signal for when there are few.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    events: AtomicUsize,
+    low: AtomicUsize,
+    /// True while the claim loop waits for room, so that runners ring at most once.
+    wanted: AtomicBool,
+    room: Notify,
+}
+
+impl Load {
+    pub(crate) fn events(&self) -> usize {
+        self.events.load(Ordering::SeqCst)
+    }
+
+    fn add(&self, events: usize) {
+        self.events.fetch_add(events, Ordering::SeqCst);
+    }
+
+    fn remove(&self, events: usize) -> usize {
+        let left = self.events.fetch_sub(events, Ordering::SeqCst) - events;
+        if left <= self.low.load(Ordering::Relaxed)
+            && self.wanted.load(Ordering::SeqCst)
+            && self.wanted.swap(false, Ordering::SeqCst)
+        {
+            self.room.notify_one();
+        }
+        left
+    }
+
+    /// Waits until at most `low` events are in hand. Cancel-safe.
+    pub(crate) async fn at_most(&self, low: usize) {
+        self.low.store(low, Ordering::SeqCst);
+        loop {
+            self.wanted.store(true, Ordering::SeqCst);
+            if self.events() <= low {
+                self.wanted.store(false, Ordering::SeqCst);
+                return;
+            }
+            self.room.notified().await;
+        }
+    }
+}

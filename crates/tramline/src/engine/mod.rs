@@ -1,0 +1,37 @@
+//! The engine: everything between a program and the store.
+//!
+//! - [`tramline`], [`options`], [`control`]: the handle, how it is opened, and the verbs of an operator
+//! - [`emit`], [`buffer`], [`receipt`], [`follow`]: how events get in, and out again without a subscription
+//! - [`worker`], [`handler`], [`context`], [`plugin`], [`hooks`], [`shutdown`]: what a worker is told, and what its handlers see
+//! - `run`: one run of a worker, made of `claim` (gets events), `dispatch` (which one next), `runner` (runs handlers), `settle`
+//!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
+//! - `presence`, `sweep`, `gate`, `journal`: signs of life, housekeeping, suspects, at-most-once
+//! - [`clock`], `backoff`: time, and patience with the store
+
+pub(crate) mod backoff;
+pub mod buffer;
+mod claim;
+pub mod clock;
+pub mod context;
+pub mod control;
+mod dispatch;
+pub mod emit;
+pub mod follow;
+mod gate;
+mod hand;
+pub mod handler;
+pub mod hooks;
+mod journal;
+mod keeper;
+mod ledger;
+pub mod options;
+pub mod plugin;
+mod presence;
+pub mod receipt;
+mod run;
+mod runner;
+mod settle;
+pub mod shutdown;
+mod sweep;
+pub mod tramline;
+pub mod worker;

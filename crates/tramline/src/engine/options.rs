@@ -1,0 +1,136 @@
+//! How a Tramline is opened.
+
+use crate::engine::clock::Clock;
+use crate::engine::hooks::{Hooks, LogHooks};
+use crate::error::Result;
+use crate::store::Opened;
+use crate::store::postgres::PostgresOptions;
+use crate::wake::Wake;
+use crate::wake::in_process::InProcess;
+use crate::wake::postgres::Channel;
+use crate::wake::sqlite::FileWatch;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A heartbeat this often; after three missed ones a worker is dead.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// How many events the buffer of `emit_later` holds.
+const BUFFER: usize = 10_000;
+
+/// How a Tramline is opened. Everything but the URL has a sensible default.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) url: String,
+    pub(crate) listen_url: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) heartbeat: Duration,
+    pub(crate) buffer: usize,
+    pub(crate) flushers: Option<usize>,
+    pub(crate) clock: Clock,
+    pub(crate) hooks: Arc<dyn Hooks>,
+    pub(crate) wake: Option<Arc<dyn Wake>>,
+}
+
+impl Options {
+    /// The store behind `url`, and defaults.
+    pub fn new(url: impl Into<String>) -> Options {
+        Options {
+            url: url.into(),
+            listen_url: None,
+            name: None,
+            heartbeat: HEARTBEAT,
+            buffer: BUFFER,
+            flushers: None,
+            clock: Clock::store(),
+            hooks: Arc::new(LogHooks),
+            wake: None,
+        }
+    }
+
+    /// PostgreSQL behind a pooler: where to LISTEN, which needs a connection of its own to the server itself.
+    #[must_use]
+    pub fn listen_url(mut self, url: impl Into<String>) -> Options {
+        self.listen_url = Some(url.into());
+        self
+    }
+
+    /// The name of this process among the workers. A process that starts under the name of another one takes over what that one held:
+    /// give a name only if it belongs to one process at a time. A unique one unless set.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Options {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// How often this process shows that it lives (2 s unless set). All processes on a store must agree; after three missed ones a
+    /// worker is dead.
+    #[must_use]
+    pub fn heartbeat(mut self, every: Duration) -> Options {
+        self.heartbeat = every;
+        self
+    }
+
+    /// How many events the buffer of `emit_later` holds (10,000 unless set).
+    #[must_use]
+    pub fn buffer(mut self, events: usize) -> Options {
+        self.buffer = events.max(1);
+        self
+    }
+
+    /// How many groups of emits are written at the same time (SQLite 1, PostgreSQL 4, unless set).
+    #[must_use]
+    pub fn flushers_at_most(mut self, flushers: usize) -> Options {
+        self.flushers = Some(flushers.max(1));
+        self
+    }
+
+    /// Who is told what happens; workers may have their own.
+    #[must_use]
+    pub fn hooks(mut self, hooks: Arc<dyn Hooks>) -> Options {
+        self.hooks = hooks;
+        self
+    }
+
+    /// Whose time counts; only tests set it.
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> Options {
+        self.clock = clock;
+        self
+    }
+
+    /// How hints travel; chosen by the store unless set.
+    #[must_use]
+    pub fn wake(mut self, wake: Arc<dyn Wake>) -> Options {
+        self.wake = Some(wake);
+        self
+    }
+
+    pub(crate) fn flushers(&self) -> usize {
+        // SQLite has one writer; more groups would only be smaller.
+        self.flushers.unwrap_or(if self.is_postgres() { 4 } else { 1 })
+    }
+
+    /// Opens the store, and the way hints travel on this kind of store unless another one is set.
+    pub(crate) async fn open(&self) -> Result<(Opened, Arc<dyn Wake>)> {
+        let opened = crate::store::open_kind(&self.url).await?;
+        let wake: Arc<dyn Wake> = match (&self.wake, &opened) {
+            (Some(wake), _) => wake.clone(),
+            (None, Opened::Postgres(store)) => {
+                let options: PostgresOptions = self.url.parse()?;
+                match self.listen_url.as_deref().or_else(|| options.listen_url()) {
+                    Some(url) => Arc::new(Channel::new(url, &store.wake_channel())),
+                    None => Arc::new(InProcess::new()),
+                }
+            }
+            (None, Opened::Sqlite(store)) => match store.path() {
+                Some(path) => Arc::new(FileWatch::new(path)?),
+                None => Arc::new(InProcess::new()),
+            },
+        };
+        Ok((opened, wake))
+    }
+
+    fn is_postgres(&self) -> bool {
+        self.url.starts_with("postgres:") || self.url.starts_with("postgresql:")
+    }
+}

@@ -1,0 +1,272 @@
+//! Signs of life: one heartbeat per process, and which share of the lanes that makes this process prefer.
+
+use crate::engine::clock::Clock;
+use crate::engine::sweep;
+use crate::error::{Error, Kind, Result};
+use crate::model::id::{Incarnation, SubscriptionId};
+use crate::model::lane::Share;
+use crate::store::Store;
+use crate::store::verbs::{Beat, Worker};
+use crate::wake::Wake;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// After this many missed heartbeats a worker is dead.
+const MISSED: u32 = 3;
+
+/// Keeps this process known to the others while something of it runs.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Clock,
+    pub(crate) wake: Arc<dyn Wake>,
+    pub(crate) incarnation: Incarnation,
+    name: String,
+    every: Duration,
+    members: Mutex<Members>,
+    living: watch::Sender<Vec<Worker>>,
+    /// How many heartbeats in a row worked. A process that was asleep, or cut off, must not judge others by its own silence.
+    streak: AtomicU32,
+    /// One beat at a time, so that an older list of subscriptions never overwrites a newer one.
+    beating: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Members {
+    subscriptions: Vec<SubscriptionId>,
+    caretakers: usize,
+    tasks: Option<Tasks>,
+}
+
+#[derive(Debug)]
+struct Tasks {
+    stop: CancellationToken,
+    running: JoinSet<()>,
+}
+
+/// Who a process is and how it shows that it lives.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) name: String,
+    pub(crate) every: Duration,
+}
+
+impl Presence {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        wake: Arc<dyn Wake>,
+        who: Identity,
+    ) -> Arc<Presence> {
+        Arc::new(Presence {
+            store,
+            clock,
+            wake,
+            incarnation: who.incarnation,
+            name: who.name,
+            every: who.every,
+            members: Mutex::default(),
+            living: watch::Sender::new(Vec::new()),
+            streak: AtomicU32::new(0),
+            beating: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// This process works on a subscription from now on. Returns after the first heartbeat, so that others know before
+    /// anything is claimed; when the store is away, the heartbeat is repeated in the background.
+    pub(crate) async fn join(self: &Arc<Self>, subscription: SubscriptionId) -> Result<Membership> {
+        {
+            let mut members = self.members();
+            if members.subscriptions.contains(&subscription) {
+                return Err(Error::conflict(
+                    "this process already runs a worker of this subscription",
+                    "raise its concurrency, or open a second Tramline",
+                ));
+            }
+            members.subscriptions.push(subscription);
+            self.start(&mut members);
+        }
+        let membership = Membership { presence: self.clone(), subscription: Some(subscription), left: false };
+        match self.beat(false).await {
+            Err(error) if error.kind() != Kind::Unavailable => Err(error),
+            _ => Ok(membership),
+        }
+    }
+
+    /// Heartbeats and sweeps without a worker, until the membership is left.
+    pub(crate) fn care(self: &Arc<Self>) -> Membership {
+        let mut members = self.members();
+        members.caretakers += 1;
+        self.start(&mut members);
+        Membership { presence: self.clone(), subscription: None, left: false }
+    }
+
+    /// The share of the lanes that this process prefers, as far as it knows, and a signal for changes.
+    pub(crate) fn living(&self) -> watch::Receiver<Vec<Worker>> {
+        self.living.subscribe()
+    }
+
+    /// After how much silence others may be declared dead; `None` while this process cannot judge.
+    pub(crate) fn dead_after(&self) -> Option<Duration> {
+        (self.streak.load(Ordering::Relaxed) >= MISSED).then(|| self.every * MISSED)
+    }
+
+    fn members(&self) -> std::sync::MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start(self: &Arc<Self>, members: &mut Members) {
+        if members.tasks.is_some() {
+            return;
+        }
+        let stop = CancellationToken::new();
+        let mut running = JoinSet::new();
+        running.spawn(keep_beating(self.clone(), stop.clone()));
+        running.spawn(sweep::keep_sweeping(self.clone(), stop.clone()));
+        members.tasks = Some(Tasks { stop, running });
+    }
+
+    async fn beat(&self, leaving: bool) -> Result<()> {
+        let _one_at_a_time = self.beating.lock().await;
+        let beat = Beat {
+            incarnation: self.incarnation,
+            name: self.name.clone(),
+            subscriptions: self.members().subscriptions.clone(),
+            leaving,
+            now: self.clock.now(),
+        };
+        match self.store.beat(beat).await {
+            Ok(living) => {
+                self.streak.fetch_add(1, Ordering::Relaxed);
+                self.living.send_if_modified(|known| {
+                    let moved = !known.iter().map(who).eq(living.iter().map(who));
+                    *known = living;
+                    moved
+                });
+                Ok(())
+            }
+            Err(error) => {
+                self.streak.store(0, Ordering::Relaxed);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends what only ran for the one that left. The last to leave says goodbye to the store.
+    async fn part(&self, subscription: Option<SubscriptionId>) {
+        let last = {
+            let mut members = self.members();
+            match subscription {
+                Some(subscription) => members.subscriptions.retain(|known| *known != subscription),
+                None => members.caretakers -= 1,
+            }
+            let over = members.subscriptions.is_empty() && members.caretakers == 0;
+            if over { members.tasks.take() } else { None }
+        };
+        let leaving = last.is_some();
+        if let Some(mut tasks) = last {
+            tasks.stop.cancel();
+            while tasks.running.join_next().await.is_some() {}
+        }
+        if let Err(error) = self.beat(leaving).await {
+            tracing::debug!(error = %error, "the last heartbeat failed; others will notice the silence");
+        }
+    }
+}
+
+fn who(worker: &Worker) -> (Incarnation, &[SubscriptionId]) {
+    (worker.incarnation, &worker.subscriptions)
+}
+
+/// Says that something of this process runs. Leave it with [`Membership::leave`]; if it is dropped instead, the process stops
+/// counting as a worker of the subscription with its next heartbeat.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    presence: Arc<Presence>,
+    subscription: Option<SubscriptionId>,
+    left: bool,
+}
+
+impl Membership {
+    pub(crate) async fn leave(mut self) {
+        self.left = true;
+        self.presence.part(self.subscription).await;
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if self.left {
+            return;
+        }
+        let mut members = self.presence.members();
+        match self.subscription {
+            Some(subscription) => members.subscriptions.retain(|known| *known != subscription),
+            None => members.caretakers = members.caretakers.saturating_sub(1),
+        }
+        if members.subscriptions.is_empty() && members.caretakers == 0 {
+            // Dropping the tasks aborts them.
+            members.tasks = None;
+        }
+    }
+}
+
+async fn keep_beating(presence: Arc<Presence>, stop: CancellationToken) {
+    let mut failing = false;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = presence.clock.sleep(presence.every) => {}
+        }
+        match presence.beat(false).await {
+            Ok(()) => failing = false,
+            Err(error) if failing => tracing::debug!(error = %error, "heartbeat failed again"),
+            Err(error) => {
+                failing = true;
+                tracing::warn!(error = %error, "a heartbeat failed; this process may lose its leases");
+            }
+        }
+    }
+}
+
+/// The share of `me` among the living workers of a subscription, by birth order. Somebody who is not known yet shares with
+/// all the others: the lease decides, the share is only a preference.
+pub(crate) fn share(living: &[Worker], me: Incarnation, subscription: SubscriptionId) -> Share {
+    let mut peers = living.iter().filter(|worker| worker.subscriptions.contains(&subscription));
+    let of = peers.clone().count();
+    match peers.position(|worker| worker.incarnation == me) {
+        Some(index) => Share { index: index as u32, of: of as u32, help: false },
+        None => Share { index: of as u32, of: of as u32 + 1, help: false },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::time::Time;
+
+    #[test]
+    fn shares_follow_birth_order_among_the_workers_of_one_subscription() {
+        let worker = |id, subscriptions: &[i64]| Worker {
+            incarnation: Incarnation(id),
+            name: format!("w{id}"),
+            subscriptions: subscriptions.iter().copied().map(SubscriptionId).collect(),
+            born_at: Time(id),
+            beat_at: Time(id),
+        };
+        let living = [worker(7, &[1]), worker(8, &[2]), worker(9, &[1, 2])];
+        let of = |me, subscription| {
+            let share = share(&living, Incarnation(me), SubscriptionId(subscription));
+            (share.index, share.of)
+        };
+        assert_eq!((of(7, 1), of(9, 1)), ((0, 2), (1, 2)));
+        assert_eq!((of(8, 2), of(9, 2)), ((0, 2), (1, 2)));
+        assert_eq!(of(1, 3), (0, 1));
+        assert_eq!(of(1, 1), (2, 3));
+    }
+}

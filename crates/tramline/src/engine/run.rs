@@ -1,0 +1,315 @@
+//! One run of a worker: what its parts share, and how it ends.
+
+use crate::engine::backoff::Outage;
+use crate::engine::claim::Claimer;
+use crate::engine::context::{Context, States};
+use crate::engine::dispatch::{Dispatch, Task};
+use crate::engine::hand::Hand;
+use crate::engine::handler::Handlers;
+use crate::engine::hooks::Hooks;
+use crate::engine::journal::Journal;
+use crate::engine::ledger::Ledger;
+use crate::engine::shutdown::Shutdown;
+use crate::engine::tramline::Tramline;
+use crate::engine::{keeper, runner, settle};
+use crate::error::Result;
+use crate::model::id::EventId;
+use crate::model::lease::Lease;
+use crate::model::outcome::Outcome;
+use crate::model::subscription::Subscription;
+use crate::store::verbs::Release;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::RwLock;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// How long the last words to the store may take once the grace is over.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What claim loop, runners, settler and keeper of one run share.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) tram: Tramline,
+    pub(crate) subscription: Subscription,
+    pub(crate) handlers: Handlers,
+    pub(crate) states: States,
+    pub(crate) hooks: Arc<dyn Hooks>,
+    pub(crate) concurrency: usize,
+    /// One event per lease, for handlers that settle in their own transaction.
+    pub(crate) single: bool,
+    pub(crate) journal: Option<Journal>,
+    pub(crate) dispatch: Dispatch,
+    pub(crate) ledger: Ledger,
+    /// Ordered: claims hold it shared, settling a failure alone.
+    pub(crate) order: RwLock<()>,
+    begun: AtomicU64,
+    ended: AtomicU64,
+    unhandled: Mutex<HashSet<Arc<str>>>,
+}
+
+/// What a run is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) tram: Tramline,
+    pub(crate) subscription: Subscription,
+    pub(crate) handlers: Handlers,
+    pub(crate) states: States,
+    pub(crate) hooks: Arc<dyn Hooks>,
+    pub(crate) concurrency: usize,
+    pub(crate) single: bool,
+    pub(crate) journal: Option<Journal>,
+}
+
+/// When a run is over.
+#[derive(Debug)]
+pub(crate) enum Until {
+    /// Somebody says so.
+    Shutdown(Shutdown),
+    /// Nothing is due and nothing in flight.
+    Idle,
+}
+
+impl Run {
+    pub(crate) fn new(parts: Parts) -> Run {
+        Run {
+            dispatch: Dispatch::new(parts.subscription.policy.is_ordered()),
+            tram: parts.tram,
+            subscription: parts.subscription,
+            handlers: parts.handlers,
+            states: parts.states,
+            hooks: parts.hooks,
+            concurrency: parts.concurrency,
+            single: parts.single,
+            journal: parts.journal,
+            ledger: Ledger::default(),
+            order: RwLock::default(),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            unhandled: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.subscription.name
+    }
+
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.subscription.policy.is_ordered()
+    }
+
+    /// A settle or an extension begins. It locks lanes, so a claim at the same time may pass over some.
+    pub(crate) fn store_begin(&self) {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A settle or an extension has ended.
+    pub(crate) fn store_end(&self) {
+        self.ended.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many settles and extensions have begun and ended.
+    pub(crate) fn business(&self) -> (u64, u64) {
+        (self.begun.load(Ordering::SeqCst), self.ended.load(Ordering::SeqCst))
+    }
+
+    /// True if no settle or extension was under way since `before`.
+    pub(crate) fn store_was_free(&self, before: (u64, u64)) -> bool {
+        before.0 == before.1 && self.business().0 == before.0
+    }
+
+    /// An event has its outcome.
+    pub(crate) fn record(&self, mut task: Task, outcome: Outcome) {
+        let outcome = if task.hand.is_lost() { None } else { Some(outcome) };
+        let (finished, refused) = self.dispatch.record(&mut task, outcome, &self.subscription.policy);
+        if finished {
+            self.ledger.finish(task.hand);
+        }
+        self.ledger.done_with(1);
+        self.set_aside(refused);
+    }
+
+    /// Events that will not run: the store knows, or will know, that they have to wait.
+    pub(crate) fn set_aside(&self, tasks: Vec<Task>) {
+        let count = tasks.len();
+        for task in tasks {
+            if task.hand.set_aside(task.at) {
+                self.ledger.finish(task.hand);
+            }
+        }
+        if count > 0 {
+            self.ledger.done_with(count);
+        }
+    }
+
+    /// True if the lease is lost: somebody else may have the event, so it is not started here.
+    pub(crate) fn pass_over_if_lost(&self, task: &mut Task) -> bool {
+        if !task.hand.is_lost() {
+            return false;
+        }
+        let (finished, refused) = self.dispatch.record(task, None, &self.subscription.policy);
+        if finished {
+            self.ledger.finish(task.hand.clone());
+        }
+        self.ledger.done_with(1);
+        self.set_aside(refused);
+        true
+    }
+
+    /// The lease of a hand has ended.
+    pub(crate) fn lose(&self, hand: &Hand) {
+        if !hand.lose() {
+            return;
+        }
+        self.ledger.remove(hand);
+        let ids: Vec<EventId> = hand.pending().map(|at| hand.id(at)).collect();
+        if !ids.is_empty() {
+            self.hooks.lease_lost(self.name(), &ids);
+        }
+        self.ledger.settled.send_replace(());
+    }
+
+    /// Everything of a hand is written back.
+    pub(crate) fn forget(&self, hand: &Hand) {
+        if let Some(journal) = &self.journal {
+            journal.settled(&hand.lease);
+        }
+    }
+
+    /// An event that nobody handles is kept, not lost: perhaps the next version of the program does.
+    pub(crate) fn no_handler(&self, cx: &Context) -> Outcome {
+        let kind = &cx.event().kind;
+        let mut told = self.unhandled.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.insert(kind.clone()) {
+            tracing::error!(
+                event.id = cx.event().id.0,
+                subscription = self.name(),
+                attempt = cx.attempt(),
+                "no handler for events of type {kind:?}; add one with .on() or .on_any()"
+            );
+        }
+        Outcome::retry(format!("no handler for events of type {kind:?}"))
+    }
+}
+
+/// Runs until it is over. Gives how many events were claimed.
+pub(crate) async fn drive(run: Arc<Run>, until: Until) -> Result<u64> {
+    let _broken = BreakCircle(run.clone());
+    let helpers_stop = CancellationToken::new();
+    let mut helpers = JoinSet::new();
+    helpers.spawn(settle::settle_all(run.clone(), helpers_stop.clone()));
+    helpers.spawn(keeper::keep_all(run.clone(), helpers_stop.clone()));
+    let mut runners = JoinSet::new();
+    for _ in 0..run.concurrency {
+        runners.spawn(runner::run_events(run.clone()));
+    }
+    let (stop, grace) = match &until {
+        Until::Idle => (CancellationToken::new(), Duration::ZERO),
+        Until::Shutdown(shutdown) => (shutdown.token(), shutdown.grace()),
+    };
+    let mut claimer = Claimer::new(run.clone(), stop, matches!(until, Until::Idle));
+    let claimed = claimer.claim_all().await;
+    let kept = give_back_unstarted(&run).await;
+    finish_running(&run, &mut runners, grace).await;
+    helpers_stop.cancel();
+    let helpers_done = async { while helpers.join_next().await.is_some() {} };
+    if run.tram.clock().timeout(LAST_WORDS, helpers_done).await.is_none() {
+        helpers.shutdown().await;
+    }
+    give_back_rest(&run, kept).await;
+    claimed.map(|()| claimer.claimed())
+}
+
+/// Gives back at once what no handler has begun. Gives leases of which a part has to be given back later.
+async fn give_back_unstarted(run: &Run) -> Vec<Lease> {
+    let tasks = run.dispatch.close();
+    let mut whole = HashSet::new();
+    let mut later = HashSet::new();
+    let mut count = 0;
+    for task in tasks {
+        let hand = task.hand.clone();
+        if !hand.is_started() {
+            run.ledger.remove(&hand);
+            hand.set_aside(task.at);
+            whole.insert(hand.lease);
+            count += 1;
+        } else if run.is_ordered() || hand.crashes > 0 {
+            // Its lane stays here as long as one of its events runs, and a suspect stays a suspect: given back at the end.
+            later.insert(hand.lease);
+            run.set_aside(vec![task]);
+        } else {
+            // A neighbour of it runs, so the lease stays; only this event goes back, uncounted.
+            run.record(task, Outcome::Snooze { delay: Duration::ZERO });
+        }
+    }
+    if count > 0 {
+        run.ledger.done_with(count);
+    }
+    run.ledger.hurry();
+    release(run, whole.into_iter().collect()).await;
+    later.into_iter().collect()
+}
+
+/// Waits for what runs, within the grace. What is still running then is told, and dropped.
+async fn finish_running(run: &Run, runners: &mut JoinSet<()>, grace: Duration) {
+    let all_done = async { while runners.join_next().await.is_some() {} };
+    if run.tram.clock().timeout(grace, all_done).await.is_some() {
+        return;
+    }
+    for hand in run.ledger.all() {
+        hand.cancel.cancel();
+    }
+    runners.shutdown().await;
+}
+
+/// Settles what has an outcome and gives back the rest, so that others can go on at once.
+async fn give_back_rest(run: &Run, mut leases: Vec<Lease>) {
+    let unfinished: Vec<Arc<Hand>> =
+        run.ledger.all().into_iter().filter(|hand| !hand.is_finished()).collect();
+    for hand in unfinished {
+        if run.subscription.policy.is_at_most_once() {
+            // It was begun, so it must not run again.
+            for at in hand.pending() {
+                hand.record(at, Outcome::retry("interrupted: the worker was stopped while this event ran"));
+            }
+        } else {
+            leases.push(hand.lease);
+        }
+    }
+    let last_words = async {
+        settle::flush(run, true, &mut Outage::new("the worker stops")).await;
+        release(run, leases).await;
+    };
+    let told = run.tram.clock().timeout(LAST_WORDS, last_words).await;
+    if told.is_none() {
+        tracing::warn!(
+            subscription = run.name(),
+            "the store did not answer; what was in hand is free when its lease ends"
+        );
+    }
+}
+
+async fn release(run: &Run, leases: Vec<Lease>) {
+    if leases.is_empty() {
+        return;
+    }
+    let release = Release { subscription: run.subscription.id, leases, now: run.tram.clock().now() };
+    match run.tram.store().release(release).await {
+        Ok(()) => run.tram.wake().notify(&[run.subscription.id]),
+        Err(error) => {
+            tracing::warn!(error = %error, subscription = run.name(), "events could not be given back; their leases will end");
+        }
+    }
+}
+
+/// Hands hold their run and the run holds its hands; without this a dropped run would never be freed.
+struct BreakCircle(Arc<Run>);
+
+impl Drop for BreakCircle {
+    fn drop(&mut self) {
+        self.0.dispatch.close();
+        self.0.ledger.clear();
+    }
+}

@@ -1,0 +1,126 @@
+//! Runs handlers: long-lived tasks that take one event after the other from the shared queue.
+
+use crate::engine::context::Context;
+use crate::engine::dispatch::Task;
+use crate::engine::handler::{Batch, BatchFn, Bound};
+use crate::engine::hooks::Finished;
+use crate::engine::run::Run;
+use crate::model::outcome::Outcome;
+use futures_util::FutureExt;
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Handlers that never wait would keep others from the thread; after so many events the runner lets them in.
+const YIELD_EVERY: u32 = 32;
+/// How long an event waits whose start could not be written into the journal.
+const JOURNAL_PAUSE: Duration = Duration::from_secs(1);
+
+/// Runs events until there will be none any more.
+pub(crate) async fn run_events(run: Arc<Run>) {
+    let mut tasks = Vec::new();
+    let mut since_yield = 0;
+    while run.dispatch.next(&run.handlers, &mut tasks).await {
+        tasks.retain_mut(|task| !run.pass_over_if_lost(task));
+        match run.handlers.find(tasks.first().map_or("", |task| kind(task))) {
+            Some(Bound::Batch { handle, .. }) if !tasks.is_empty() => {
+                run_batch(&run, std::mem::take(&mut tasks), handle).await;
+            }
+            bound => {
+                for task in tasks.drain(..) {
+                    run_one(&run, task, bound).await;
+                }
+            }
+        }
+        since_yield += 1;
+        if since_yield == YIELD_EVERY {
+            since_yield = 0;
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+async fn run_one(run: &Run, task: Task, bound: Option<&Bound>) {
+    let cx = Context::new(&task);
+    let Some(Bound::One(handle)) = bound else {
+        let outcome = run.no_handler(&cx);
+        return run.record(task, outcome);
+    };
+    if let Err(outcome) = mark_started(run, &[&cx]).await {
+        return run.record(task, outcome);
+    }
+    run.hooks.started(&cx);
+    let began = Instant::now();
+    // Called inside of the guard: a handler may panic before it gives its future.
+    let outcome = guarded(run, async { handle(cx.clone()).await }).await.unwrap_or_else(|outcome| outcome);
+    tell_finished(run, &cx, &outcome, began);
+    drop(cx);
+    run.record(task, outcome);
+}
+
+async fn run_batch(run: &Run, tasks: Vec<Task>, handle: &Arc<BatchFn>) {
+    let contexts: Vec<Context> = tasks.iter().map(Context::new).collect();
+    let outcomes = match mark_started(run, &contexts.iter().collect::<Vec<_>>()).await {
+        Err(outcome) => vec![outcome; tasks.len()],
+        Ok(()) => {
+            contexts.iter().for_each(|cx| run.hooks.started(cx));
+            let began = Instant::now();
+            let batch = Batch { items: contexts.clone() };
+            let outcomes = guarded(run, async { handle(batch).await }).await;
+            let outcomes = outcomes.unwrap_or_else(|outcome| vec![outcome; tasks.len()]);
+            for (cx, outcome) in contexts.iter().zip(&outcomes) {
+                tell_finished(run, cx, outcome, began);
+            }
+            outcomes
+        }
+    };
+    for (task, outcome) in tasks.into_iter().zip(outcomes) {
+        run.record(task, outcome);
+    }
+}
+
+/// At most once: nothing runs before the journal knows that it has started.
+async fn mark_started(run: &Run, contexts: &[&Context]) -> Result<(), Outcome> {
+    let Some(journal) = &run.journal else { return Ok(()) };
+    let ids = contexts.iter().map(|cx| cx.event().id).collect();
+    journal.started(ids).await.map_err(|error| {
+        tracing::error!(error = %error, "the journal cannot be written; nothing is run without it");
+        Outcome::Snooze { delay: JOURNAL_PAUSE }
+    })
+}
+
+/// Runs a handler's future; a panic or too long a run is a failure.
+async fn guarded<T>(run: &Run, future: impl Future<Output = T>) -> Result<T, Outcome> {
+    let caught = AssertUnwindSafe(future).catch_unwind();
+    let ended = match run.subscription.policy.time_limit {
+        None => Some(caught.await),
+        Some(limit) => run.tram.clock().timeout(limit, caught).await,
+    };
+    match ended {
+        Some(Ok(value)) => Ok(value),
+        Some(Err(panic)) => Err(Outcome::retry(format!("the handler panicked: {}", text_of(&*panic)))),
+        None => {
+            let limit = run.subscription.policy.time_limit.unwrap_or_default();
+            Err(Outcome::retry(format!("time limit: the handler ran for more than {limit:?}")))
+        }
+    }
+}
+
+fn tell_finished(run: &Run, cx: &Context, outcome: &Outcome, began: Instant) {
+    run.hooks.finished(cx, &Finished { outcome, took: began.elapsed(), queued: cx.queued() });
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message")
+}
+
+fn kind(task: &Task) -> &str {
+    &task.hand.events[task.at as usize].event.kind
+}

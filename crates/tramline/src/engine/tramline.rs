@@ -1,0 +1,217 @@
+//! `Tramline`: the handle to a store from which everything else is reached.
+
+use crate::engine::buffer::{Buffer, Rejected};
+use crate::engine::clock::Clock;
+use crate::engine::emit::Emitter;
+use crate::engine::follow::Follow;
+use crate::engine::gate::Gate;
+use crate::engine::hooks::Hooks;
+use crate::engine::options::Options;
+use crate::engine::presence::{Identity, Membership, Presence};
+use crate::engine::receipt::{IntoEvents, Receipt};
+use crate::engine::sweep;
+use crate::engine::worker::Worker;
+use crate::error::Result;
+use crate::model::id::{EventId, Incarnation};
+use crate::store::postgres::PostgresStore;
+use crate::store::sqlite::SqliteStore;
+use crate::store::verbs::{Emission, Swept};
+use crate::store::{Opened, Store};
+use crate::wake::Wake;
+use crate::wake::in_process::InProcess;
+use std::sync::Arc;
+
+/// A store of events, and everything that can be done with it. Cheap to clone; clones are the same.
+#[derive(Clone, Debug)]
+pub struct Tramline {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    store: Arc<dyn Store>,
+    /// The same store by its own type, for what only that kind can do.
+    opened: Option<Opened>,
+    clock: Clock,
+    wake: Arc<dyn Wake>,
+    hooks: Arc<dyn Hooks>,
+    emitter: Emitter,
+    buffer: Buffer,
+    presence: Arc<Presence>,
+    gate: Gate,
+}
+
+impl Tramline {
+    /// Opens the store behind a URL (`sqlite://app.db`, `sqlite::memory:`, `postgres://..`) with default options, and brings its
+    /// tables up to date.
+    ///
+    /// # Errors
+    /// `Invalid` for a URL that names no store, `Unavailable` when it cannot be reached.
+    pub async fn open(url: &str) -> Result<Tramline> {
+        Tramline::with(Options::new(url)).await
+    }
+
+    /// Opens a store with options.
+    ///
+    /// # Errors
+    /// As [`Tramline::open`].
+    pub async fn with(options: Options) -> Result<Tramline> {
+        let (opened, wake) = options.open().await?;
+        Ok(Tramline::start(opened.store(), Some(opened), wake, options))
+    }
+
+    /// Uses a store that is already open. Hints stay in this process unless the options name another way. Needs a Tokio runtime
+    /// once something is emitted or run.
+    pub fn from_store(store: Arc<dyn Store>, options: Options) -> Tramline {
+        let wake = options.wake.clone().unwrap_or_else(|| Arc::new(InProcess::new()));
+        Tramline::start(store, None, wake, options)
+    }
+
+    fn start(
+        store: Arc<dyn Store>,
+        opened: Option<Opened>,
+        wake: Arc<dyn Wake>,
+        options: Options,
+    ) -> Tramline {
+        let incarnation = Incarnation::random();
+        let (clock, hooks) = (options.clock.clone(), options.hooks.clone());
+        let emitter = Emitter::new(store.clone(), clock.clone(), wake.clone(), options.flushers());
+        let name = options.name.unwrap_or_else(|| format!("{}-{:x}", std::process::id(), incarnation.0));
+        let who = Identity { incarnation, name, every: options.heartbeat };
+        let inner = Inner {
+            buffer: Buffer::new(emitter.clone(), clock.clone(), hooks.clone(), options.buffer),
+            presence: Presence::new(store.clone(), clock.clone(), wake.clone(), who),
+            gate: Gate::default(),
+            store,
+            opened,
+            clock,
+            wake,
+            hooks,
+            emitter,
+        };
+        Tramline { inner: Arc::new(inner) }
+    }
+
+    /// Stores one event, or several that belong together: all of them in all their subscriptions, or nothing. Returns when they are
+    /// stored. Emits that run at the same time share a transaction; a lone one waits for nobody.
+    ///
+    /// If the future is dropped before it is done, the events may be stored or not.
+    ///
+    /// # Errors
+    /// `Invalid` or `TooLarge` for impossible events; `Conflict` when the idempotency key was used for something else;
+    /// `Unavailable` when it is not known whether they were stored. Without an idempotency key a repetition may then store them
+    /// twice; with one, it was repeated already and may be again.
+    pub async fn emit(&self, events: impl IntoEvents) -> Result<Receipt> {
+        let emission = self.inner.emitter.emit(events.into_events()).await?;
+        Ok(self.receipt(emission))
+    }
+
+    /// Takes an event into a buffer that is flushed every 50 ms, when it has many, with [`Tramline::flush`] and with
+    /// [`Tramline::close`]. Never waits. The order of a key is kept. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// The event is given back when the buffer is full or the event is impossible. Once taken, it is dropped only if the store cannot
+    /// be reached for about half a minute: that is logged, counted in [`Tramline::dropped`] and told to [`Hooks::dropped`].
+    pub fn emit_later(&self, event: crate::model::event::Event) -> Result<(), Box<Rejected>> {
+        self.inner.buffer.push(event)
+    }
+
+    /// Waits until everything that [`Tramline::emit_later`] has taken is stored, or was reported as dropped. Cancel-safe.
+    pub async fn flush(&self) {
+        self.inner.buffer.flush().await;
+    }
+
+    /// How many buffered events were dropped.
+    pub fn dropped(&self) -> u64 {
+        self.inner.buffer.dropped()
+    }
+
+    /// The receipt of an emit in a caller's own transaction. Call its `wake` after the commit.
+    pub fn receipt(&self, emission: Emission) -> Receipt {
+        Receipt::new(emission, self.inner.wake.clone())
+    }
+
+    /// A worker for a subscription.
+    pub fn worker(&self, subscription: impl Into<String>) -> Worker {
+        Worker::new(self.clone(), subscription.into())
+    }
+
+    /// Follows a topic from after an event (`EventId(0)`: from the oldest retained one): first what is stored, then what comes.
+    pub fn follow(&self, topic: impl Into<String>, after: EventId) -> Follow {
+        Follow::new(self.clone(), topic.into(), after)
+    }
+
+    /// Heartbeats and sweeps also while no worker runs, until the guard is dropped. Workers need no guard. Needs a Tokio runtime.
+    pub fn housekeeping(&self) -> Housekeeping {
+        Housekeeping { _membership: self.inner.presence.care() }
+    }
+
+    /// One sweep now: retention, expired entries, dead workers (if this process has shown signs of life for long enough), back-fills.
+    ///
+    /// # Errors
+    /// `Unavailable` when the store does not answer.
+    pub async fn sweep(&self) -> Result<Swept> {
+        sweep::sweep(&self.inner.presence).await
+    }
+
+    /// Flushes the buffer, ends background work and closes the store. Stop workers first. Whoever uses this Tramline afterwards gets
+    /// `Unavailable`.
+    pub async fn close(&self) {
+        self.inner.buffer.close().await;
+        self.inner.emitter.close();
+        self.inner.store.close().await;
+    }
+
+    /// The store as what it is, if this handle opened a PostgreSQL database: for emits and settlements in the caller's own
+    /// transaction.
+    pub fn postgres(&self) -> Option<&Arc<PostgresStore>> {
+        match &self.inner.opened {
+            Some(Opened::Postgres(store)) => Some(store),
+            _ => None,
+        }
+    }
+
+    /// The store as what it is, if this handle opened a SQLite database: for emits and settlements in the caller's own
+    /// transaction.
+    pub fn sqlite(&self) -> Option<&Arc<SqliteStore>> {
+        match &self.inner.opened {
+            Some(Opened::Sqlite(store)) => Some(store),
+            _ => None,
+        }
+    }
+
+    /// The store itself, for what is not offered here.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.inner.clock
+    }
+
+    pub(crate) fn wake(&self) -> &Arc<dyn Wake> {
+        &self.inner.wake
+    }
+
+    pub(crate) fn hooks(&self) -> &Arc<dyn Hooks> {
+        &self.inner.hooks
+    }
+
+    pub(crate) fn presence(&self) -> &Arc<Presence> {
+        &self.inner.presence
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.inner.gate
+    }
+
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.inner.presence.incarnation
+    }
+}
+
+/// Keeps heartbeats and sweeps going; see [`Tramline::housekeeping`].
+#[derive(Debug)]
+pub struct Housekeeping {
+    _membership: Membership,
+}

@@ -1,0 +1,316 @@
+//! Workers: which events run, with which handlers, under which policy.
+
+use crate::engine::context::States;
+use crate::engine::handler::{Batch, Bound, Handler, Handlers, IntoOutcomes};
+use crate::engine::hooks::Hooks;
+use crate::engine::journal::Journal;
+use crate::engine::plugin::Plugin;
+use crate::engine::run::{Parts, Run, Until, drive};
+use crate::engine::shutdown::Shutdown;
+use crate::engine::tramline::Tramline;
+use crate::error::{Error, Result};
+use crate::model::retry::Retry;
+use crate::model::subscription::{
+    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying,
+};
+use crate::store::verbs::{Adopt, PutSubscription};
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How many handlers run at the same time unless it is set.
+const CONCURRENCY: usize = 16;
+/// The most handlers that run at the same time.
+const MAX_CONCURRENCY: usize = 4_096;
+
+/// Runs the events of one subscription. Made by [`Tramline::worker`], described by its methods, started with [`Worker::run`].
+///
+/// With [`Worker::topics`] the subscription is created, or its policy replaced by what is said here. Without, it must exist, and its
+/// own policy holds.
+#[derive(Debug)]
+pub struct Worker {
+    tram: Tramline,
+    name: String,
+    topics: Vec<String>,
+    policy: Policy,
+    start: Start,
+    concurrency: usize,
+    handlers: Handlers,
+    states: States,
+    hooks: Arc<dyn Hooks>,
+    single: bool,
+    journal: Option<(PathBuf, bool)>,
+}
+
+impl Worker {
+    pub(crate) fn new(tram: Tramline, name: String) -> Worker {
+        Worker {
+            hooks: tram.hooks().clone(),
+            tram,
+            name,
+            topics: Vec::new(),
+            policy: Policy::default(),
+            start: Start::default(),
+            concurrency: CONCURRENCY,
+            handlers: Handlers::default(),
+            states: States::default(),
+            single: false,
+            journal: None,
+        }
+    }
+
+    /// The complete set of topics that the subscription consumes.
+    #[must_use]
+    pub fn topics<T: Into<String>>(mut self, topics: impl IntoIterator<Item = T>) -> Worker {
+        self.topics = topics.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Events of one topic and key run strictly one after the other. Never changes once the subscription exists.
+    #[must_use]
+    pub fn ordered_by_key(mut self) -> Worker {
+        self.policy.ordering = Ordering::Key;
+        self
+    }
+
+    /// An event never runs twice; it may be lost when a worker dies. Never changes once the subscription exists.
+    #[must_use]
+    pub fn at_most_once(mut self) -> Worker {
+        self.policy.guarantee = Guarantee::AtMostOnce;
+        self
+    }
+
+    /// How many handlers run at the same time (16 unless set, at most 4,096).
+    #[must_use]
+    pub fn concurrency(mut self, handlers: usize) -> Worker {
+        self.concurrency = handlers.clamp(1, MAX_CONCURRENCY);
+        self
+    }
+
+    /// How often and when failed events run again.
+    #[must_use]
+    pub fn retry(mut self, retry: Retry) -> Worker {
+        self.policy.retry = retry;
+        self
+    }
+
+    /// How long a handler may run; no limit unless set. A handler that takes longer is dropped, which counts as a failure.
+    #[must_use]
+    pub fn time_limit(mut self, limit: Duration) -> Worker {
+        self.policy.time_limit = Some(limit);
+        self
+    }
+
+    /// How long events stay with a worker that has died (30 s, ordered 10 s, unless set). Extended while handlers run.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Worker {
+        self.policy.lease = Some(lease);
+        self
+    }
+
+    /// What waits while an event of an ordered subscription is retried.
+    #[must_use]
+    pub fn while_retrying(mut self, what: WhileRetrying) -> Worker {
+        self.policy.while_retrying = what;
+        self
+    }
+
+    /// What becomes of an event that is out of attempts.
+    #[must_use]
+    pub fn on_exhausted(mut self, what: OnExhausted) -> Worker {
+        self.policy.on_exhausted = what;
+        self
+    }
+
+    /// How many events are claimed at once, at most.
+    #[must_use]
+    pub fn claim_size(mut self, events: u32) -> Worker {
+        self.policy.claim_size = Some(events);
+        self
+    }
+
+    /// Where a new subscription starts in the retained events of its topics (at the beginning unless set).
+    #[must_use]
+    pub fn start(mut self, start: Start) -> Worker {
+        self.start = start;
+        self
+    }
+
+    /// A value for all handlers: an argument `State<T>`, or `cx.state::<T>()`. One of each type.
+    #[must_use]
+    pub fn state<T: Send + Sync + 'static>(mut self, value: T) -> Worker {
+        self.states.put(value);
+        self
+    }
+
+    /// Who is told what happens.
+    #[must_use]
+    pub fn hooks(mut self, hooks: Arc<dyn Hooks>) -> Worker {
+        self.hooks = hooks;
+        self
+    }
+
+    /// Handlers settle in their own transaction, with [`crate::Context::lease`]: every event gets a lease of its own.
+    #[must_use]
+    pub fn settles_in_transaction(mut self) -> Worker {
+        self.single = true;
+        self
+    }
+
+    /// At most once: a local file that remembers which events were begun, so that after a crash the others can still run. Each
+    /// entry is on the disk before a handler runs.
+    #[must_use]
+    pub fn journal(mut self, path: impl Into<PathBuf>) -> Worker {
+        self.journal = Some((path.into(), true));
+        self
+    }
+
+    /// As [`Worker::journal`], but entries reach the disk when the operating system likes: enough for a crash of the process, not
+    /// of the machine.
+    #[must_use]
+    pub fn journal_unsynced(mut self, path: impl Into<PathBuf>) -> Worker {
+        self.journal = Some((path.into(), false));
+        self
+    }
+
+    /// The handler for events of one type.
+    #[must_use]
+    pub fn on<Args>(mut self, kind: impl Into<String>, handler: impl Handler<Args>) -> Worker {
+        self.handlers.put(kind, Bound::one(handler));
+        self
+    }
+
+    /// The handler for events of all types that have no other one.
+    #[must_use]
+    pub fn on_any<Args>(mut self, handler: impl Handler<Args>) -> Worker {
+        self.handlers.put_any(Bound::one(handler));
+        self
+    }
+
+    /// A handler that takes up to `max` events of one type at once: what is there, without waiting for more.
+    #[must_use]
+    pub fn on_batch<F, Fut>(mut self, kind: impl Into<String>, max: usize, handler: F) -> Worker
+    where
+        F: Fn(Batch) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoOutcomes,
+    {
+        self.handlers.put(kind, Bound::batch(max, handler));
+        self
+    }
+
+    /// A plug-in for events of one type.
+    #[must_use]
+    pub fn plug(mut self, kind: impl Into<String>, plugin: Arc<dyn Plugin>) -> Worker {
+        self.handlers.put(kind, Bound::plugin(plugin));
+        self
+    }
+
+    /// A plug-in for events of all types that have no other handler.
+    #[must_use]
+    pub fn plug_any(mut self, plugin: Arc<dyn Plugin>) -> Worker {
+        self.handlers.put_any(Bound::plugin(plugin));
+        self
+    }
+
+    /// The subscription's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Creates the subscription, or changes it to what is said here, without running anything: what is emitted from now on is kept for
+    /// it, with its delays. [`Worker::run`] does this too.
+    ///
+    /// # Errors
+    /// As [`Worker::run`].
+    pub async fn subscribe(&self) -> Result<Subscription> {
+        if self.topics.is_empty() {
+            return self.tram.subscription(&self.name).await;
+        }
+        let put = PutSubscription {
+            name: self.name.clone(),
+            topics: self.topics.clone(),
+            policy: self.policy.clone(),
+            start: self.start,
+            now: self.tram.clock().now(),
+        };
+        self.tram.store().put_subscription(put).await
+    }
+
+    /// Runs events until `shutdown` is started: then nothing more is claimed, what no handler has begun goes back at once, what
+    /// runs may finish within the grace, and the rest goes back too. A store that does not answer is waited for.
+    ///
+    /// Dropping the future stops the handlers on the spot; what was in hand is free only when its leases end.
+    ///
+    /// # Errors
+    /// `Conflict` when the subscription exists with another ordering or guarantee, or when this process already runs it;
+    /// `NotFound` when it does not exist or was deleted; `Invalid` for impossible settings.
+    pub async fn run(&self, shutdown: Shutdown) -> Result<()> {
+        self.run_for(Until::Shutdown(shutdown)).await.map(|_| ())
+    }
+
+    /// Runs events until `signal` is done, with the default grace. See [`Worker::run`].
+    ///
+    /// # Errors
+    /// As [`Worker::run`].
+    pub async fn run_until(&self, signal: impl Future) -> Result<()> {
+        let shutdown = Shutdown::new();
+        let switch = shutdown.clone();
+        let running = self.run(shutdown);
+        tokio::pin!(running, signal);
+        tokio::select! {
+            ended = &mut running => return ended,
+            _ = &mut signal => switch.start(),
+        }
+        running.await
+    }
+
+    /// Runs events until nothing is due and nothing in flight. Gives how many were claimed. For tests; see [`crate::testkit`].
+    ///
+    /// # Errors
+    /// As [`Worker::run`].
+    pub async fn drain(&self) -> Result<u64> {
+        self.run_for(Until::Idle).await
+    }
+
+    async fn run_for(&self, until: Until) -> Result<u64> {
+        let subscription = self.subscribe().await?;
+        let journal = self.open_journal(&subscription).await?;
+        let membership = self.tram.presence().join(subscription.id).await?;
+        let run = Run::new(Parts {
+            tram: self.tram.clone(),
+            subscription,
+            handlers: self.handlers.clone(),
+            states: self.states.clone(),
+            hooks: self.hooks.clone(),
+            concurrency: self.concurrency,
+            single: self.single,
+            journal,
+        });
+        let ended = drive(Arc::new(run), until).await;
+        membership.leave().await;
+        ended
+    }
+
+    /// Adopts what an earlier life had claimed and never begun. Before the first heartbeat: that one ends the earlier life.
+    async fn open_journal(&self, subscription: &Subscription) -> Result<Option<Journal>> {
+        let Some((path, synced)) = &self.journal else { return Ok(None) };
+        if !subscription.policy.is_at_most_once() {
+            return Err(Error::invalid(
+                "a journal is only of use for at-most-once subscriptions",
+                "call .at_most_once(), or leave the journal out",
+            ));
+        }
+        let (journal, left) = Journal::open(path, *synced)?;
+        if !left.is_empty() {
+            let adopt = Adopt { subscription: subscription.id, consumed: left, now: self.tram.clock().now() };
+            let adopted = self.tram.store().adopt(adopt).await?;
+            tracing::info!(subscription = %self.name, events = adopted.len(), "events of an earlier life run now");
+        }
+        journal.clear().await.map_err(|error| {
+            Error::unavailable("the journal cannot be written", "check the disk").because(error)
+        })?;
+        Ok(Some(journal))
+    }
+}
