@@ -34,6 +34,8 @@ pub(super) async fn claim(
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<()> {
+    // With so many lanes there may be others: if these had nothing, the next claim looks at those.
+    let mut crowded = false;
     for which in [Which::Troubled, Which::Own, Which::Others] {
         let wanted = match which {
             Which::Troubled => claim.suspects == Suspects::TakeOne && (outlook.suspects || outlook.expired),
@@ -44,6 +46,7 @@ pub(super) async fn claim(
             continue;
         }
         let mut views = candidates(session, claim, outlook, which).await?;
+        crowded |= views.len() as i64 == LANES;
         let before: Vec<Lane> = views.values().map(|view| view.lane.clone()).collect();
         take_over_expired(session, policy, &mut views).await?;
         let over = take_from(session, claim, outlook, which, &mut views, taker, raw).await?;
@@ -55,6 +58,9 @@ pub(super) async fn claim(
         }
     }
     if !taker.is_full() {
+        if crowded && raw.slices.is_empty() {
+            raw.next_due = Some(session.now);
+        }
         let next = next_due(session, claim.subscription).await?;
         raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
@@ -109,7 +115,7 @@ async fn candidates(
         .bind(own)
         .bind(outlook.backfills.keys().map(|topic| topic.0).collect::<Vec<i64>>())
         .bind(outlook.backfills.values().map(|chunk| chunk.0).collect::<Vec<i64>>())
-        .bind(i64::from(claim.max_events).min(LANES))
+        .bind(LANES)
         .bind(which != Which::Troubled);
     let rows = session.all(query).await?;
     rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
