@@ -146,8 +146,22 @@ impl Bed {
         self.store.cancel(Cancel { id, now: self.now() }).await.unwrap().len()
     }
 
-    pub(crate) async fn read_log(&self, after: EventId, limit: u32) -> LogPage {
+    /// One page of the log.
+    pub(crate) async fn log_page(&self, after: EventId, limit: u32) -> LogPage {
         self.store.read_log(ReadLog { topic: TOPIC.into(), after, limit }).await.unwrap()
+    }
+
+    /// Follows the log from `after` until it has given `count` events. A store may keep events back while it cannot know
+    /// whether earlier ones are still being written, so a page may be empty.
+    pub(crate) async fn read_log(&self, after: EventId, count: usize) -> LogPage {
+        let mut read = LogPage { events: Vec::new(), next: after };
+        while read.events.len() < count {
+            let page = self.log_page(read.next, 40).await;
+            assert!(page.events.len() <= 40 && page.next >= read.next);
+            read.events.extend(page.events);
+            read.next = page.next;
+        }
+        read
     }
 
     pub(crate) async fn beat(&self, incarnation: Incarnation, name: &str) -> Vec<Worker> {

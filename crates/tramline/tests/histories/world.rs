@@ -563,8 +563,12 @@ impl World {
     }
 
     async fn look_at_everything(&self) {
-        let read = ReadLog { topic: TOPIC.into(), after: EventId(0), limit: 10_000 };
-        let log = self.store.read_log(read).await.unwrap().events;
+        let mut log = Vec::new();
+        // Readers stay behind what others may still be writing, so the last events may take a moment.
+        while log.len() < self.events.len() {
+            let read = ReadLog { topic: TOPIC.into(), after: EventId(0), limit: 10_000 };
+            log = self.store.read_log(read).await.unwrap().events;
+        }
         let events =
             log.iter().map(|event| (event.id, (event.key.as_deref().map(str::to_owned), event.prev)));
         assert_eq!(events.collect::<BTreeMap<_, _>>(), self.events);
