@@ -114,6 +114,23 @@ pub(crate) enum Step {
     Backfill,
 }
 
+impl Step {
+    /// The one subscription that it is about; time and workers concern all.
+    pub(crate) fn sub(&self) -> Option<usize> {
+        match self {
+            Step::Claim { sub, .. }
+            | Step::Settle { sub, .. }
+            | Step::Extend { sub, .. }
+            | Step::Release { sub, .. }
+            | Step::Rule { sub, .. }
+            | Step::Revive { sub, .. }
+            | Step::ReleaseParked { sub, .. }
+            | Step::Resend { sub, .. } => Some(*sub),
+            _ => None,
+        }
+    }
+}
+
 /// What a worker says of one event that it has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict {
