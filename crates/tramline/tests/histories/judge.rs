@@ -129,6 +129,8 @@ fn record(sub: &mut Sub, owner: Incarnation, slice: &ClaimedSlice, now: Time) {
         }
         sub.items.get_mut(id).expect("it was judged").place = Place::Leased(at);
     }
+    let known = sub.leases.iter().any(|held| held.lease == slice.lease);
+    assert!(!known, "{}: the lease on {events:?} is the same as an old one", sub.name);
     let until = match sub.lanes[lane].holder {
         Some((holder, until)) if holder == owner => until.max(slice.until),
         _ => slice.until,

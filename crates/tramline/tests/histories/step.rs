@@ -74,6 +74,11 @@ pub(crate) enum Step {
         sub: usize,
         worker: usize,
     },
+    /// Somebody goes on with a part of what was consumed at most once and never started.
+    Adopt {
+        pick: usize,
+        part: u8,
+    },
     /// The worker forgets everything and goes on as somebody else.
     Crash {
         worker: usize,
@@ -205,6 +210,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<u16>().prop_map(|pick| Step::SettleStale { pick: pick.into() }),
         2 => (sub.clone(), worker.clone()).prop_map(|(sub, worker)| Step::Extend { sub, worker }),
         2 => (sub.clone(), worker.clone()).prop_map(|(sub, worker)| Step::Release { sub, worker }),
+        1 => any::<(u16, u8)>().prop_map(|(pick, part)| Step::Adopt { pick: pick.into(), part }),
         1 => worker.clone().prop_map(|worker| Step::Crash { worker }),
         1 => worker.clone().prop_map(|worker| Step::Restart { worker }),
         2 => worker.prop_map(|worker| Step::Beat { worker }),

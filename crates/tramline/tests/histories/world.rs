@@ -19,6 +19,7 @@ use tramline::store::Store;
 use tramline::store::verbs::*;
 
 const TOPIC: &str = "t";
+const ONCE: usize = 3; // the subscription that is at most once
 const DEAD_AFTER: Duration = Duration::from_millis(5500); // between the whole seconds in which time passes
 
 pub(crate) struct World {
@@ -85,6 +86,7 @@ impl World {
             Step::SettleStale { pick } => self.settle_stale(*pick).await,
             Step::Extend { sub, worker } => self.extend(at(*sub), self.workers[*worker]).await,
             Step::Release { sub, worker } => self.release(at(*sub), self.workers[*worker]).await,
+            Step::Adopt { pick, part } => self.adopt(*pick, *part).await,
             Step::Crash { worker } => self.reborn(*worker),
             Step::Restart { worker } => {
                 self.reborn(*worker);
@@ -345,6 +347,29 @@ impl World {
             for id in sub.leases[lease].events.clone() {
                 sub.release(id, self.now);
             }
+        }
+    }
+
+    /// A restarted worker knows from its journal what its former life never started.
+    async fn adopt(&mut self, pick: usize, part: u8) {
+        let sub = &mut self.subs[ONCE];
+        let live: Vec<usize> = (0..sub.leases.len())
+            .filter(|lease| !sub.leases[*lease].events.is_empty() && sub.is_live(*lease, self.now))
+            .collect();
+        if live.is_empty() {
+            return;
+        }
+        let held = &sub.leases[live[pick % live.len()]];
+        let chosen = |at: usize| part >> (at % 8) & 1 == 1;
+        let events: Vec<EventId> =
+            held.events.iter().enumerate().filter(|(at, _)| chosen(*at)).map(|(_, id)| *id).collect();
+        let consumed = vec![(held.lease, events.clone())];
+        let adopt = Adopt { subscription: sub.id, consumed, now: Some(self.now) };
+        let mut adopted = self.store.adopt(adopt).await.unwrap();
+        adopted.sort_unstable();
+        assert_eq!(adopted, events, "{}: what was consumed can be adopted", sub.name);
+        for id in events {
+            sub.release(id, self.now);
         }
     }
 
