@@ -136,7 +136,7 @@ fn record(sub: &mut Sub, owner: Incarnation, slice: &ClaimedSlice, now: Time) {
         _ => slice.until,
     };
     sub.lanes[lane].holder = Some((owner, until));
-    sub.leases.push(Held { lease: slice.lease, owner, until: slice.until, lane, events });
+    sub.leases.push(Held { lease: slice.lease, owner, until: slice.until, lane, events, lost: false });
 }
 
 /// An event that such a claim must not leave if it gives nothing else.

@@ -166,7 +166,7 @@ impl Verdict {
 pub(crate) fn history() -> impl Strategy<Value = History> {
     let policies = (exhausted(), exhausted(), halting(), exhausted(), any::<bool>(), 2..4u32);
     let late = (any::<bool>(), exhausted());
-    (1..3u32, policies, late, vec(step(), 1..60)).prop_map(|(lanes, policies, late, steps)| {
+    (1..3u32, policies, late, vec(step(), 5..80)).prop_map(|(lanes, policies, late, steps)| {
         let (plain, strict, while_retrying, once, once_ordered, attempts) = policies;
         let policy = |ordered, on_exhausted| Policy {
             ordering: if ordered { Ordering::Key } else { Ordering::None },

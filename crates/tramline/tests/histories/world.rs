@@ -81,11 +81,18 @@ impl World {
                 self.claim(at(*sub), claim).await;
             }
             Step::Settle { sub, worker, verdicts } => {
-                self.settle(at(*sub), self.workers[*worker], verdicts).await
+                let owner = self.holder(at(*sub), *worker);
+                self.settle(at(*sub), owner, verdicts).await;
             }
             Step::SettleStale { pick } => self.settle_stale(*pick).await,
-            Step::Extend { sub, worker } => self.extend(at(*sub), self.workers[*worker]).await,
-            Step::Release { sub, worker } => self.release(at(*sub), self.workers[*worker]).await,
+            Step::Extend { sub, worker } => {
+                let owner = self.holder(at(*sub), *worker);
+                self.extend(at(*sub), owner).await;
+            }
+            Step::Release { sub, worker } => {
+                let owner = self.holder(at(*sub), *worker);
+                self.release(at(*sub), owner).await;
+            }
             Step::Adopt { pick, part } => self.adopt(*pick, *part).await,
             Step::Crash { worker } => self.reborn(*worker),
             Step::Restart { worker } => {
@@ -110,6 +117,13 @@ impl World {
             Some(sub) => self.compare(sub % self.subs.len()).await,
             None => self.compare_all().await,
         }
+    }
+
+    /// The worker, or else one that has something of the subscription.
+    fn holder(&self, sub: usize, worker: usize) -> Incarnation {
+        let mut from = self.workers.iter().cycle().skip(worker).take(self.workers.len());
+        let holds = |owner: &&Incarnation| !self.subs[sub].leases_of(**owner).is_empty();
+        *from.find(holds).unwrap_or(&self.workers[worker])
     }
 
     /// Everything comes to rest: nothing is lost, and nothing is left.
@@ -311,6 +325,14 @@ impl World {
         let settle = Settle { subscription: self.subs[sub].id, results, now: Some(self.now) };
         let settled = self.store.settle(settle).await.unwrap();
         assert_eq!(settled.accepted, [[false]], "{}: an old lease on {id} was accepted", self.subs[sub].name);
+        if self.subs[sub].leases.iter().any(|held| held.lease == lease && held.lost) {
+            let subscription = self.subs[sub].id;
+            let extend = Extend { subscription, leases: vec![lease], lease: None, now: Some(self.now) };
+            let extended = self.store.extend(extend.clone()).await.unwrap();
+            assert_eq!(extended, [Extended::Lost], "{}: an old lease was extended", self.subs[sub].name);
+            let release = Release { subscription, leases: vec![lease], now: Some(self.now) };
+            self.store.release(release).await.unwrap(); // passed over, as the counts will show
+        }
     }
 
     async fn extend(&mut self, at: usize, owner: Incarnation) {
