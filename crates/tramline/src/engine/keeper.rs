@@ -66,7 +66,9 @@ async fn extend(run: &Run) {
                 hands.iter().for_each(|hand| apply(run, hand, extended, before + lease));
             }
         }
-        Err(error) => tracing::warn!(error = %error, subscription = run.name(), "leases could not be extended"),
+        Err(error) => {
+            tracing::warn!(error = %error, subscription = run.name(), "leases could not be extended")
+        }
     }
 }
 

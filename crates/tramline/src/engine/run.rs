@@ -266,7 +266,8 @@ async fn finish_running(run: &Run, runners: &mut JoinSet<()>, grace: Duration) {
 
 /// Settles what has an outcome and gives back the rest, so that others can go on at once.
 async fn give_back_rest(run: &Run, mut leases: Vec<Lease>) {
-    let unfinished: Vec<Arc<Hand>> = run.ledger.all().into_iter().filter(|hand| !hand.is_finished()).collect();
+    let unfinished: Vec<Arc<Hand>> =
+        run.ledger.all().into_iter().filter(|hand| !hand.is_finished()).collect();
     for hand in unfinished {
         if run.subscription.policy.is_at_most_once() {
             // It was begun, so it must not run again.
@@ -283,7 +284,10 @@ async fn give_back_rest(run: &Run, mut leases: Vec<Lease>) {
     };
     let told = run.tram.clock().timeout(LAST_WORDS, last_words).await;
     if told.is_none() {
-        tracing::warn!(subscription = run.name(), "the store did not answer; what was in hand is free when its lease ends");
+        tracing::warn!(
+            subscription = run.name(),
+            "the store did not answer; what was in hand is free when its lease ends"
+        );
     }
 }
 

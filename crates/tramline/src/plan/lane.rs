@@ -6,27 +6,69 @@ use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
-use crate::plan::expire::expire;
+use crate::plan::expire::{expire, interrupt};
 use crate::plan::{Changes, LaneView, join, parked_part};
 
-/// A held lane whose lease has ended: what was taken under it becomes suspect. `leased` is all of it.
+/// A held lane whose lease has ended: what was taken under it becomes suspect, or interrupted. `leased` is all of it.
 pub fn take_over(view: &mut LaneView, leased: Vec<Slice>, policy: &Policy, now: Time, changes: &mut Changes) {
+    let (consumed, leased): (Vec<_>, Vec<_>) =
+        leased.into_iter().partition(|slice| slice.state == State::Consumed);
     for slice in leased {
         expire(slice, policy, now, Some(view), changes);
     }
+    interrupt(consumed, policy, now, view, changes);
     view.lane.leased = 0;
     view.lane.owner = None;
     view.lane.until = Time(0);
 }
 
-/// Takes one part of the first suspect of a lane.
-pub fn take_suspect(view: &mut LaneView, suspect: Slice, taker: &mut Taker, changes: &mut Changes) -> Slice {
-    begin(view, taker.owner, taker.until);
-    let (mine, rest) = suspect.mask.split_lowest(taker.limit(&suspect));
+/// Takes one part of the first suspects of a lane. `suspects` are all of the lowest chunk that has any; the view knows their
+/// keys. Gives nothing when all of them wait behind their keys: they are set aside now, and there may be others.
+///
+/// Of several slices in the chunk only one is taken, and of that one only what comes before the first event of the others:
+/// together they are one sequence.
+pub fn take_suspect(
+    view: &mut LaneView,
+    suspects: Vec<Slice>,
+    taker: &mut Taker,
+    changes: &mut Changes,
+) -> Option<Slice> {
+    let mut free: Vec<(Slice, Mask)> = Vec::with_capacity(suspects.len());
+    for suspect in suspects {
+        let mask = set_aside(view, &suspect, changes);
+        if mask.is_empty() {
+            changes.delete.push((suspect.chunk, suspect.id));
+        } else {
+            free.push((suspect, mask));
+        }
+    }
+    free.sort_by_key(|(_, mask)| mask.lowest());
+    let next = free.get(1).and_then(|(_, mask)| mask.lowest()).unwrap_or(Mask::CAPACITY);
+    let mut free = free.into_iter();
+    let (suspect, mask) = free.next()?;
+    for (other, mask) in free.filter(|(other, mask)| other.mask != *mask) {
+        changes.update.push(Slice { mask, ..other });
+    }
+    let (mine, _) = mask.and(Mask::first(next)).split_lowest(taker.limit(&suspect));
+    let rest = mask.minus(mine);
     if !rest.is_empty() {
         changes.insert.push(suspect.part(rest));
     }
-    take_part(view, &suspect, mine, taker, changes)
+    begin(view, taker.owner, taker.until);
+    Some(take_part(view, &suspect, mine, taker, changes))
+}
+
+/// Moves the events of parked keys out of a slice, and gives what is left.
+fn set_aside(view: &LaneView, slice: &Slice, changes: &mut Changes) -> Mask {
+    let mut left = slice.mask;
+    for event in slice.events().filter(|_| !slice.replayed) {
+        let key = view.key(event).filter(|key| view.parked.get(*key).is_some_and(|first| *first != event));
+        if let Some(key) = key {
+            left = left.minus(Mask::of(event.index()));
+            join(&mut changes.insert, parked_part(slice, key, event));
+        }
+    }
+    left
 }
 
 /// Takes from a lane: first the events that waited and are due now, then the ready ones in the order of their chunks.

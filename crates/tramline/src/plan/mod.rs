@@ -36,7 +36,8 @@ pub struct Changes {
     pub delete: Vec<(ChunkId, SliceId)>,
     /// Keys that wait from now on (or whose blocking event is another one).
     pub park: Vec<Park>,
-    /// Keys that go on: their row goes, and the parked slices with the hash of the key become ready again.
+    /// Keys that go on: their row goes, and the parked slices with the hash of the key become ready again,
+    /// or suspect if they had crashes.
     pub unpark: Vec<(LaneId, Arc<str>)>,
     /// Events that a key of an ordered subscription will never see.
     pub gaps: Vec<(LaneId, Arc<str>, EventId)>,
@@ -89,6 +90,11 @@ impl LaneView {
         gaps.map_or_else(Vec::new, |gaps| gaps.iter().copied().filter(|gap| *gap < event).collect())
     }
 
+    /// True if the key of `event` waits for an earlier event.
+    fn waits(&self, event: EventId) -> bool {
+        self.key(event).and_then(|key| self.parked.get(key)).is_some_and(|first| *first < event)
+    }
+
     fn park(&mut self, event: EventId, now: Time, changes: &mut Changes) {
         let Some(key) = self.key(event).cloned() else { return };
         let before = self.parked.insert(key.clone(), event);
@@ -133,7 +139,7 @@ impl LaneView {
     }
 
     /// Gives the lane up when nothing of it is leased any more.
-    fn let_go(&mut self) {
+    pub(crate) fn let_go(&mut self) {
         if self.lane.leased <= 0 {
             self.lane.leased = 0;
             self.lane.owner = None;

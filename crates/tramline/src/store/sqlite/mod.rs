@@ -242,7 +242,15 @@ impl Store for SqliteStore {
         let durable = if consumes { Durable::Yes } else { Durable::No };
         let take = move |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.catalog.clone()));
         let (raw, catalog) = self.write(durable, claim_now, take).await?;
-        raw.decode(&catalog)
+        if raw.missing().is_empty() {
+            return raw.decode(&catalog);
+        }
+        let load = move |session: &Session<'_>| {
+            let mut raw = raw;
+            claim::load_chunks(session.conn, &mut raw)?;
+            Ok(raw)
+        };
+        self.read(claim_now, load).await?.decode(&catalog)
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
