@@ -10,8 +10,8 @@ use tokio::sync::{Semaphore, oneshot};
 use tramline::model::rule::AuditEntry;
 use tramline::store::verbs::*;
 use tramline::{
-    Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, SqliteStore, Store, Subscription, SubscriptionId,
-    Time, Topic, Tramline,
+    Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, SqliteStore, Store, Subscription,
+    SubscriptionId, Time, Topic, Tramline,
 };
 
 /// Where manual clocks start.
