@@ -110,6 +110,12 @@ impl PostgresStore {
         format!("{}.tramline_wake", self.texts.schema)
     }
 
+    /// The statement that finds due work, to be given to `EXPLAIN`: its values are the subscription, the state (0 is ready),
+    /// the time in milliseconds and how many rows.
+    pub fn claim_sql(&self) -> Arc<str> {
+        self.texts.text(claim::DUE)
+    }
+
     /// The pool of connections, for callers that keep their own tables in the same database.
     pub fn pool(&self) -> &PgPool {
         &self.pool

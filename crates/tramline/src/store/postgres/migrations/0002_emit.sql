@@ -197,7 +197,9 @@ BEGIN
         array_fill(delay, ARRAY[cardinality(subscriptions)]),
         array_fill(NULL::bigint, ARRAY[cardinality(subscriptions)]),
         array_fill(1::bigint, ARRAY[cardinality(subscriptions)]));
-    PERFORM pg_notify('tramline_wake', array_to_string(subscriptions, ','));
+    -- In parts, because a notification has less than 8,000 bytes.
+    PERFORM pg_notify('tramline_wake', string_agg(s.id::text, ','))
+    FROM unnest(subscriptions) WITH ORDINALITY AS s(id, place) GROUP BY s.place / 350;
     RETURN stored.chunks[1] * 64;
 END $$;
 
