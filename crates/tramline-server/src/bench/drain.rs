@@ -127,11 +127,16 @@ impl Backlog {
     async fn drain(&self, target: &Target, events: usize) -> Result<f64, BoxError> {
         let handled = Arc::new(AtomicUsize::new(0));
         let shutdown = Shutdown::new();
+        // Each worker has a handle, and so connections, of its own, as it would have in a process of its own.
+        let mut handles = vec![self.tram.clone()];
+        while handles.len() < target.tasks() {
+            handles.push(target.open().await?);
+        }
         let start = Instant::now();
         let mut workers = JoinSet::new();
-        for _ in 0..target.tasks() {
+        for tram in handles {
             let (handled, done) = (handled.clone(), shutdown.clone());
-            let worker = self.worker(&self.tram).on_any(move || {
+            let worker = self.worker(&tram).on_any(move || {
                 if handled.fetch_add(1, Ordering::Relaxed) + 1 == events {
                     done.start();
                 }
