@@ -67,6 +67,8 @@ pub struct LaneView {
     pub lane: Lane,
     /// Parked keys and the event that blocks each. Complete for the keys in question.
     pub parked: HashMap<Arc<str>, EventId>,
+    /// The first event under way of each key. Has to be complete only for a claim that meets events which are not due.
+    pub running: HashMap<Arc<str>, EventId>,
     /// Events that will never be seen, by key, ascending. Complete for the keys in question.
     pub gaps: HashMap<Arc<str>, Vec<EventId>>,
     /// The keys of the events of every chunk in question.
@@ -76,7 +78,13 @@ pub struct LaneView {
 impl LaneView {
     /// A lane of which nothing else is known yet.
     pub fn new(lane: Lane) -> LaneView {
-        LaneView { lane, parked: HashMap::new(), gaps: HashMap::new(), keys: HashMap::new() }
+        LaneView {
+            lane,
+            parked: HashMap::new(),
+            running: HashMap::new(),
+            gaps: HashMap::new(),
+            keys: HashMap::new(),
+        }
     }
 
     /// The key of an event, if it has one.
@@ -88,6 +96,14 @@ impl LaneView {
     pub fn skipped(&self, event: EventId) -> Vec<EventId> {
         let gaps = self.key(event).and_then(|key| self.gaps.get(key));
         gaps.map_or_else(Vec::new, |gaps| gaps.iter().copied().filter(|gap| *gap < event).collect())
+    }
+
+    /// Remembers that an event is under way.
+    pub fn run(&mut self, event: EventId) {
+        if let Some(key) = self.key(event).cloned() {
+            let first = self.running.entry(key).or_insert(event);
+            *first = event.min(*first);
+        }
     }
 
     /// True if the key of `event` waits for an earlier event.

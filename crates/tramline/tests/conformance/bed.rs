@@ -1,6 +1,6 @@
 //! The words in which the tests are written: a store with a manual clock, its queues, and what was claimed.
 
-use crate::stores::Fresh;
+use crate::stores::{Fresh, Place};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::Duration;
@@ -43,9 +43,13 @@ impl Bed {
         Bed { store: fresh.store.clone(), fresh, clock: Arc::new(AtomicI64::new(1_800_000_000_000)) }
     }
 
-    /// Another store on the same database and clock.
+    /// Another store on the same database and clock. What is in memory has only one: itself.
     pub(crate) async fn twin(&self) -> Bed {
-        Bed { store: self.fresh.twin().await, ..self.clone() }
+        let store = match self.fresh.place {
+            Place::SqliteMemory => self.store.clone(),
+            Place::SqliteFile | Place::Postgres => tramline::store::open(&self.fresh.url).await.unwrap(),
+        };
+        Bed { store, ..self.clone() }
     }
 
     pub(crate) fn time(&self) -> Time {
@@ -142,8 +146,22 @@ impl Bed {
         self.store.cancel(Cancel { id, now: self.now() }).await.unwrap().len()
     }
 
-    pub(crate) async fn read_log(&self, after: EventId, limit: u32) -> LogPage {
+    /// One page of the log.
+    pub(crate) async fn log_page(&self, after: EventId, limit: u32) -> LogPage {
         self.store.read_log(ReadLog { topic: TOPIC.into(), after, limit }).await.unwrap()
+    }
+
+    /// Follows the log from `after` until it has given `count` events. A store may keep events back while it cannot know
+    /// whether earlier ones are still being written, so a page may be empty.
+    pub(crate) async fn read_log(&self, after: EventId, count: usize) -> LogPage {
+        let mut read = LogPage { events: Vec::new(), next: after };
+        while read.events.len() < count {
+            let page = self.log_page(read.next, 40).await;
+            assert!(page.events.len() <= 40 && page.next >= read.next);
+            read.events.extend(page.events);
+            read.next = page.next;
+        }
+        read
     }
 
     pub(crate) async fn beat(&self, incarnation: Incarnation, name: &str) -> Vec<Worker> {

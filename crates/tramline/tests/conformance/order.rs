@@ -19,6 +19,8 @@ conformance![
     keyless_events_wait_for_nobody,
     a_delayed_event_holds_back_only_its_key,
     a_delay_inside_one_emit_holds_back_its_key,
+    a_delayed_event_waits_for_one_under_way_that_comes_back,
+    single_claims_of_a_lane_overtake_nothing,
     a_later_event_never_overtakes_a_retrying_one,
     a_failure_takes_back_the_later_events_of_the_key,
     other_keys_of_the_lane_go_on_while_one_is_stuck,
@@ -184,6 +186,44 @@ async fn a_delay_inside_one_emit_holds_back_its_key(bed: Bed) {
     assert_eq!(queue.drain().await, [emitted[0], emitted[3]]);
     bed.pass(seconds(10));
     assert_eq!(queue.drain().await, [emitted[1], emitted[2]]);
+}
+
+/// The delayed event was met while its predecessor was under way. It must not count as the first of its key.
+async fn a_delayed_event_waits_for_one_under_way_that_comes_back(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    for comes_back in ["by retry", "by release", "by crash"] {
+        for in_one_claim in [true, false] {
+            let first = bed.emit(keyed("a")).await;
+            let mut claimed = if in_one_claim { Claimed::default() } else { queue.claim(10).await };
+            let delayed = bed.emit(keyed("a").delay(seconds(20))).await;
+            let other = queue.claim(10).await;
+            claimed.slices.extend(other.slices);
+            assert_eq!(ids(&claimed), [first]);
+            match comes_back {
+                "by retry" => assert!(queue.settle(&claimed, Outcome::retry("no")).await),
+                "by release" => queue.release(&claimed).await,
+                _ => {}
+            }
+            bed.pass(seconds(30));
+            assert!(!ids(&queue.claim_by(BERT, 10).await).contains(&delayed), "{comes_back}, {in_one_claim}");
+            bed.pass(seconds(60));
+            assert_eq!(queue.drain().await, [first, delayed], "{comes_back}, {in_one_claim}");
+        }
+    }
+}
+
+/// The rest of a chunk stays behind; nothing of a later chunk may come before it.
+async fn single_claims_of_a_lane_overtake_nothing(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let first = bed.emit_together(vec![keyed("a"), keyed("b")]).await;
+    let later = bed.emit(keyed("b")).await;
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let claimed = queue.take(Claim { single: true, ..queue.wish(10) }).await;
+        seen.extend(ids(&claimed));
+        assert!(queue.done(&claimed).await);
+    }
+    assert_eq!(seen, [first[0].id, first[1].id, later]);
 }
 
 async fn a_later_event_never_overtakes_a_retrying_one(bed: Bed) {

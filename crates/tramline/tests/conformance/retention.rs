@@ -29,7 +29,7 @@ async fn old_settled_events_are_removed(bed: Bed) {
     let swept = bed.sweep(None).await;
     assert_eq!((swept.chunks, swept.more), (2, false));
     assert!(bed.find(emitted[0]).await.is_none());
-    assert!(bed.read_log(EventId(0), 10).await.events.is_empty());
+    assert!(bed.log_page(EventId(0), 10).await.events.is_empty());
 }
 
 async fn young_events_stay(bed: Bed) {

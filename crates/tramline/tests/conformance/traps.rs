@@ -108,7 +108,7 @@ async fn stores_can_be_opened_at_once_on_one_database(bed: Bed) {
         }
     });
     for twin in stores.await {
-        assert_eq!(twin.read_log(EventId(0), 100).await.events.len(), 10);
+        assert_eq!(twin.read_log(EventId(0), 10).await.events.len(), 10);
     }
 }
 

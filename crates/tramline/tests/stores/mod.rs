@@ -17,7 +17,7 @@ pub(crate) enum Place {
 pub(crate) struct Fresh {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) url: String,
-    place: Place,
+    pub(crate) place: Place,
     _directory: Option<TempDir>,
 }
 
@@ -31,14 +31,6 @@ impl Fresh {
         };
         let store = store::open(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"));
         Fresh { store, url, place, _directory: directory }
-    }
-
-    /// Another store on the same database. What is in memory has only one: itself.
-    pub(crate) async fn twin(&self) -> Arc<dyn Store> {
-        match self.place {
-            Place::SqliteMemory => self.store.clone(),
-            Place::SqliteFile | Place::Postgres => store::open(&self.url).await.unwrap(),
-        }
     }
 
     pub(crate) async fn close(&self) {

@@ -346,7 +346,28 @@ async fn load_what_matters(
     let matters = |slice: &&Slice| delayed.contains(&slice.lane) || marked(&slice.lane);
     let known: Vec<Slice> = slices.iter().filter(matters).cloned().collect();
     load_chunks(session, views, &known, raw).await?;
-    load_marks(session, views, &known).await
+    load_marks(session, views, &known).await?;
+    load_running(session, views, &delayed).await
+}
+
+/// Fills in what the holder of lanes has under way, where events are met that are not due.
+async fn load_running(
+    session: &mut Session<'_>,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    delayed: &BTreeSet<LaneId>,
+) -> Result<()> {
+    let busy = views.values().filter(|view| view.lane.leased > 0 && delayed.contains(&view.lane.lane));
+    let (lanes, ids): (Vec<LaneId>, Vec<SubscriptionId>) =
+        busy.map(|view| (view.lane.lane, view.lane.subscription)).unzip();
+    let Some(id) = ids.first() else { return Ok(()) };
+    let taken = leased(session, *id, &lanes).await?;
+    load_keys(session, views, &taken).await?;
+    for slice in taken.iter().filter(|slice| !slice.replayed) {
+        if let Some(view) = views.get_mut(&slice.lane) {
+            slice.events().for_each(|event| view.run(event));
+        }
+    }
+    Ok(())
 }
 
 fn group(slices: Vec<Slice>) -> BTreeMap<LaneId, Vec<Slice>> {

@@ -100,6 +100,9 @@ fn take_from(
             load_keys(session, view, all.iter().map(|slice| slice.chunk), raw)?;
             load_marks(conn, view, &all)?;
         }
+        if view.lane.leased > 0 && ready.iter().any(|slice| slice.due_at > session.now) {
+            load_running(session, view, raw)?;
+        }
         let taken = take(view, waiting, ready, taker, session.now, changes);
         let took = !taken.is_empty();
         add(view, taken, raw);
@@ -293,6 +296,16 @@ pub(super) fn load_marks(conn: &Connection, view: &mut LaneView, slices: &[Slice
         if !known.is_empty() {
             view.gaps.entry(key).or_insert(known);
         }
+    }
+    Ok(())
+}
+
+/// Fills in what the holder of a lane has under way.
+fn load_running(session: &Session<'_>, view: &mut LaneView, raw: &mut RawClaim) -> Result<()> {
+    let leased = leased(session.conn, view.lane.subscription, view.lane.lane)?;
+    load_keys(session, view, leased.iter().map(|slice| slice.chunk), raw)?;
+    for event in leased.iter().filter(|slice| !slice.replayed).flat_map(Slice::events) {
+        view.run(event);
     }
     Ok(())
 }
