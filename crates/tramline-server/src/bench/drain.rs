@@ -36,17 +36,21 @@ pub(super) async fn bulk(
     backlog.remove().await
 }
 
-/// `drain_keyed`: strictly ordered per key.
+/// `drain_keyed`: strictly ordered per key, emitted one by one by many producers at once, as a web service does; and
+/// `drain_keyed_bulk`: the same keys emitted by the thousand, where every chunk touches nearly every lane.
 pub(super) async fn keyed(
     target: &Target,
     size: Size,
     round: usize,
     samples: &mut Samples,
 ) -> Result<(), BoxError> {
-    let name = format!("keyed/{round}");
-    let backlog = Backlog::prepare(target, &name, true).await?;
-    backlog.fill(target, size.events).await?;
+    let backlog = Backlog::prepare(target, &format!("keyed/{round}"), true).await?;
+    emit_concurrently(&backlog.tram, PRODUCERS, size.events, backlog.maker()).await?;
     samples.add("drain_keyed", backlog.drain(target, size.events).await?);
+    backlog.remove().await?;
+    let backlog = Backlog::prepare(target, &format!("keyed-bulk/{round}"), true).await?;
+    backlog.fill(target, size.events).await?;
+    samples.add("drain_keyed_bulk", backlog.drain(target, size.events).await?);
     backlog.remove().await
 }
 
