@@ -24,7 +24,7 @@ pub(super) enum Target {
 impl Target {
     /// Names the place; opening it creates it.
     pub(super) async fn create(store: &str) -> Result<Target, BoxError> {
-        let name = format!("tramline_bench_{}", std::process::id());
+        let name = format!("bench_{}", std::process::id());
         if let Some(path) = store.strip_prefix("sqlite://") {
             return Ok(Target::Sqlite { url: format!("sqlite://{path}.{name}") });
         }

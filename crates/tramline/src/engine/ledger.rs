@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 pub(crate) struct Ledger {
     hands: Mutex<HashMap<Lease, Arc<Hand>>>,
     finished: Mutex<Vec<Arc<Hand>>>,
-    /// For the settler: a hand is finished, or it has to hurry.
+    /// For the settler: a hand is finished or the first one is here, or it has to hurry.
     pub(crate) finish_bell: Notify,
     hurried: AtomicBool,
     /// For the keeper: there is something to keep.
@@ -28,6 +28,8 @@ impl Ledger {
         let mut hands = self.hands();
         if hands.is_empty() {
             self.arrival.notify_one();
+            // The settler looks at partial outcomes only while there is something in hand.
+            self.finish_bell.notify_one();
         }
         hands.insert(hand.lease, hand);
     }
@@ -47,6 +49,11 @@ impl Ledger {
     /// True once after each [`Ledger::hurry`].
     pub(crate) fn is_hurried(&self) -> bool {
         self.hurried.swap(false, Ordering::SeqCst)
+    }
+
+    /// How many events the finished hands hold.
+    pub(crate) fn finished_events(&self) -> usize {
+        self.finished().iter().map(|hand| hand.events.len()).sum()
     }
 
     pub(crate) fn take_finished(&self) -> Vec<Arc<Hand>> {

@@ -5,7 +5,7 @@ use super::rows::{chunk, chunks, lane, slices};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::event::StoredEvent;
-use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId};
+use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::{Lane, hash};
 use crate::model::slice::{Slice, State};
 use crate::model::status::{Counts, Status};
@@ -17,8 +17,9 @@ use crate::store::verbs::{
 use bytes::Bytes;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// Sums of bit counts, in one walk over the subscription's slices. A row holds up to 64 events.
 pub(super) async fn stats(session: &mut Session<'_>, id: SubscriptionId) -> Result<Stats> {
@@ -123,13 +124,9 @@ pub(super) async fn head(session: &mut Session<'_>, topic: &str, key: &str) -> R
 const LOG_STEP: i64 = 64;
 
 /// Reads up to the last chunk below which nothing is still being written.
-pub(super) async fn read_log(
-    known: &AtomicI64,
-    session: &mut Session<'_>,
-    read: &ReadLog,
-) -> Result<LogPage> {
+pub(super) async fn read_log(known: &Proven, session: &mut Session<'_>, read: &ReadLog) -> Result<LogPage> {
     let topic = session.catalog.require_topic(&read.topic)?.clone();
-    let mut proven = ChunkId(known.load(Ordering::Relaxed));
+    let mut proven = known.get(topic.id);
     let mut page = LogPage { events: Vec::new(), next: read.after };
     let mut looked = false;
     let wanted = read.limit as usize;
@@ -151,7 +148,7 @@ pub(super) async fn read_log(
                 break;
             }
             looked = true;
-            proven = prove(known, session).await?;
+            proven = prove(known, session, topic.id).await?;
         }
     }
     if page.events.len() >= wanted {
@@ -162,31 +159,58 @@ pub(super) async fn read_log(
 }
 
 /// How often a proof is looked at before the last one has to do.
-const LOOKS: u32 = 3;
+const LOOKS: u32 = 5;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(3);
 
-/// The greatest chunk number below which every chunk is committed or will never be.
+/// The greatest chunk number below which every chunk of a topic is committed or will never be.
 ///
-/// A transaction that draws numbers has its id before it draws. So whatever was drawn up to `last` belongs to
-/// transactions older than one that begins now; once those have all ended, nothing up to `last` can still appear.
-async fn prove(known: &AtomicI64, session: &mut Session<'_>) -> Result<ChunkId> {
+/// Whoever draws numbers for a topic has its lock before that, and until the transaction has ended. So whatever was drawn up
+/// to `last` belongs to transactions that have ended or hold the lock now; once those few are gone, nothing up to `last` can
+/// still appear. (Comparing transaction ids with the oldest one that runs would do too, but then any other open
+/// transaction on the server, a backup or a report, would stop every reader.)
+async fn prove(known: &Proven, session: &mut Session<'_>, topic: TopicId) -> Result<ChunkId> {
     let sql = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tramline_chunk_number";
-    let last: i64 = session.query(sql).fetch_one(&mut *session.conn).await?.try_get(0)?;
-    let proven = known.load(Ordering::Relaxed);
+    let last = ChunkId(session.query(sql).fetch_one(&mut *session.conn).await?.try_get(0)?);
+    let proven = known.get(topic);
     if last <= proven {
-        return Ok(ChunkId(proven));
+        return Ok(proven);
     }
-    let sql = "SELECT pg_current_xact_id()::text::bigint";
-    let own: i64 = session.query(sql).fetch_one(&mut *session.conn).await?.try_get(0)?;
+    let mut writing = writers(session, topic).await?;
     for _ in 0..LOOKS {
-        let sql = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint";
-        let oldest: i64 = session.query(sql).fetch_one(&mut *session.conn).await?.try_get(0)?;
-        if oldest >= own {
-            known.fetch_max(last, Ordering::Relaxed);
-            return Ok(ChunkId(last.max(proven)));
+        if writing.is_empty() {
+            known.raise(topic, last);
+            return Ok(last);
         }
-        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+        let still = writers(session, topic).await?;
+        writing.retain(|writer| still.contains(writer));
     }
-    Ok(ChunkId(proven))
+    Ok(proven)
+}
+
+/// The transactions that hold the lock of a topic, and may have drawn numbers that nobody can see yet.
+async fn writers(session: &mut Session<'_>, topic: TopicId) -> Result<HashSet<String>> {
+    let sql = "SELECT k.virtualtransaction FROM pg_locks k WHERE k.locktype = 'advisory' AND k.mode = 'ShareLock' \
+               AND k.granted AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) \
+               AND k.classid = 'tramline_topic'::regclass::oid AND k.objid = $1::oid AND k.objsubid = 2";
+    let query = session.query(sql).bind(sqlx::postgres::types::Oid(topic.0 as u32));
+    session.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+/// Up to which chunk the log of each topic is known to be complete. Kept, so that readers of a busy topic get on.
+#[derive(Debug, Default)]
+pub(super) struct Proven(Mutex<HashMap<TopicId, ChunkId>>);
+
+impl Proven {
+    fn get(&self, topic: TopicId) -> ChunkId {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&topic).copied().unwrap_or_default()
+    }
+
+    fn raise(&self, topic: TopicId, to: ChunkId) {
+        let mut proven = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let chunk = proven.entry(topic).or_default();
+        *chunk = to.max(*chunk);
+    }
 }
 
 pub(super) async fn dead(session: &mut Session<'_>, page: &Page) -> Result<Vec<DeadEvent>> {

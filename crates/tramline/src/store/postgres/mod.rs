@@ -34,13 +34,14 @@ use crate::store::Store;
 use crate::store::catalog::Catalog;
 use crate::store::verbs::*;
 use async_trait::async_trait;
+use look::Proven;
 use session::{Begin, CatalogCache, Session, Texts};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Transaction};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use step::{Tries, step};
 use tokio::sync::Semaphore;
@@ -58,8 +59,7 @@ pub struct PostgresStore {
     pool: PgPool,
     texts: Texts,
     cache: CatalogCache,
-    /// Chunks up to this number are committed or will never be.
-    proven: AtomicI64,
+    proven: Proven,
     /// Spreads events without a key over the lanes.
     spread: AtomicU64,
     /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
@@ -93,7 +93,7 @@ impl PostgresStore {
             pool,
             texts: Texts::new(schema, options.pooled),
             cache: CatalogCache::default(),
-            proven: AtomicI64::new(0),
+            proven: Proven::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
         })
@@ -108,6 +108,12 @@ impl PostgresStore {
     /// commas between them.
     pub fn wake_channel(&self) -> String {
         format!("{}.tramline_wake", self.texts.schema)
+    }
+
+    /// The statement that finds due work, to be given to `EXPLAIN`: its values are the subscription, the state (0 is ready),
+    /// the time in milliseconds and how many rows.
+    pub fn claim_sql(&self) -> Arc<str> {
+        self.texts.text(claim::DUE)
     }
 
     /// The pool of connections, for callers that keep their own tables in the same database.
@@ -343,7 +349,7 @@ impl Store for PostgresStore {
     }
 
     async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
-        let begin = Begin { may_be_lost: true, ..reading(None) };
+        let begin = reading(None);
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| look::read_log(
             &self.proven,
             session,

@@ -31,7 +31,7 @@ impl Texts {
         sqlx::query(AssertSqlSafe(self.text(sql))).persistent(!self.pooled)
     }
 
-    fn text(&self, sql: &'static str) -> Arc<str> {
+    pub(super) fn text(&self, sql: &'static str) -> Arc<str> {
         if let Some(text) = self.qualified.read().unwrap_or_else(PoisonError::into_inner).get(sql) {
             return text.clone();
         }

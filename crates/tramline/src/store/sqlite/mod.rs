@@ -179,7 +179,7 @@ fn configure(conn: Connection) -> Result<Connection> {
     // Bigger pages hold a whole chunk more often; a longer log means fewer checkpoints, which sync twice.
     conn.execute_batch(
         "PRAGMA page_size = 8192; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 2000; \
-         PRAGMA cache_size = -32000; PRAGMA temp_store = MEMORY;",
+         PRAGMA cache_size = -16000; PRAGMA temp_store = MEMORY;",
     )?;
     Ok(conn)
 }

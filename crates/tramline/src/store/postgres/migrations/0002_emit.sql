@@ -14,7 +14,8 @@ BEGIN
     RETURN crc # 4294967295;
 END $$;
 
--- Locks topics against changes of their subscriptions, until the transaction ends. Gives the version of the catalogue
+-- Locks topics against changes of their subscriptions, until the transaction ends. Whoever draws chunk numbers must hold
+-- this lock before: readers of the log look for it to know what is still being written. Gives the version of the catalogue
 -- from then on. A transaction that looks at an old snapshot would miss a new subscription without noticing: there, the
 -- row lock fails if the catalogue has changed since.
 CREATE FUNCTION tramline_lock_topics(topics bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -70,9 +71,6 @@ BEGIN
             FOR UPDATE OF h
         ) l;
     END IF;
-    -- Readers of the log prove that nothing is still being written below a number by transaction ids: this one must
-    -- have its own before it draws.
-    PERFORM pg_current_xact_id();
     stored_at := coalesce(at_time, tramline_now());
     SELECT array_agg(nextval('tramline_chunk_number')) INTO chunks
     FROM generate_series(1, cardinality(chunk_topics));
@@ -197,7 +195,9 @@ BEGIN
         array_fill(delay, ARRAY[cardinality(subscriptions)]),
         array_fill(NULL::bigint, ARRAY[cardinality(subscriptions)]),
         array_fill(1::bigint, ARRAY[cardinality(subscriptions)]));
-    PERFORM pg_notify('tramline_wake', array_to_string(subscriptions, ','));
+    -- In parts, because a notification has less than 8,000 bytes.
+    PERFORM pg_notify('tramline_wake', string_agg(s.id::text, ','))
+    FROM unnest(subscriptions) WITH ORDINALITY AS s(id, place) GROUP BY s.place / 350;
     RETURN stored.chunks[1] * 64;
 END $$;
 

@@ -1,0 +1,250 @@
+//! What the tests of the engine share: a store that can be disturbed, and waiting for a condition.
+#![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "every test file uses a part of it")]
+
+use async_trait::async_trait;
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
+use tramline::model::rule::AuditEntry;
+use tramline::store::verbs::*;
+use tramline::{
+    Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, SqliteStore, Store, Subscription,
+    SubscriptionId, Time, Topic, Tramline,
+};
+
+/// Where manual clocks start.
+pub const START: Time = Time(1_893_456_000_000);
+
+/// Waits until `condition` is true, by letting others run. Fails after 20 seconds.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let wait = async {
+        while !condition().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "never came true: {what}");
+}
+
+/// A store in memory that can be disturbed, with a clock to turn.
+pub struct Bench {
+    pub store: Arc<Disturbed>,
+    pub clock: ManualClock,
+}
+
+impl Bench {
+    pub async fn new() -> Bench {
+        let store = SqliteStore::in_memory().await.unwrap();
+        Bench { store: Arc::new(Disturbed::new(Arc::new(store))), clock: ManualClock::new(START) }
+    }
+
+    /// A process of its own on the store.
+    pub fn process(&self) -> Tramline {
+        self.process_with(|options| options)
+    }
+
+    pub fn process_with(&self, change: impl FnOnce(Options) -> Options) -> Tramline {
+        let options = Options::new("").clock(Clock::Manual(self.clock.clone())).hooks(Arc::new(NoHooks));
+        Tramline::from_store(self.store.clone(), change(options))
+    }
+}
+
+/// What happens to a call.
+enum Disturbance {
+    /// It fails before it reaches the store.
+    Fail(Kind),
+    /// It succeeds, but the answer is lost.
+    LoseAnswer,
+    /// It tells that it has begun and waits.
+    Hold(oneshot::Sender<()>, Arc<Semaphore>),
+}
+
+/// A call that waits until it is let go.
+pub struct Held {
+    begun: oneshot::Receiver<()>,
+    release: Arc<Semaphore>,
+}
+
+impl Held {
+    /// Waits until the call has begun.
+    pub async fn begun(&mut self) {
+        (&mut self.begun).await.unwrap();
+    }
+
+    pub fn release(self) {
+        self.release.add_permits(1);
+    }
+}
+
+/// Passes everything on to a store, but for the calls that it was told to disturb.
+#[derive(Debug)]
+pub struct Disturbed {
+    inner: Arc<dyn Store>,
+    plans: Mutex<HashMap<&'static str, VecDeque<Disturbance>>>,
+    always: Mutex<HashMap<&'static str, Kind>>,
+    calls: Mutex<HashMap<&'static str, u64>>,
+}
+
+impl std::fmt::Debug for Disturbance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a disturbance")
+    }
+}
+
+impl Disturbed {
+    pub fn new(inner: Arc<dyn Store>) -> Disturbed {
+        Disturbed { inner, plans: Mutex::default(), always: Mutex::default(), calls: Mutex::default() }
+    }
+
+    /// The next call of `verb` fails.
+    pub fn fail(&self, verb: &'static str, kind: Kind) {
+        self.plan(verb, Disturbance::Fail(kind));
+    }
+
+    /// All calls of `verb` fail from now on, until `None`.
+    pub fn fail_always(&self, verb: &'static str, kind: Option<Kind>) {
+        let mut always = self.always.lock().unwrap();
+        match kind {
+            Some(kind) => always.insert(verb, kind),
+            None => always.remove(verb),
+        };
+    }
+
+    /// The next call of `verb` succeeds, but its caller is told `Unavailable`.
+    pub fn lose_answer(&self, verb: &'static str) {
+        self.plan(verb, Disturbance::LoseAnswer);
+    }
+
+    /// The next call of `verb` waits.
+    pub fn hold(&self, verb: &'static str) -> Held {
+        let (tell, begun) = oneshot::channel();
+        let release = Arc::new(Semaphore::new(0));
+        self.plan(verb, Disturbance::Hold(tell, release.clone()));
+        Held { begun, release }
+    }
+
+    pub fn calls(&self, verb: &'static str) -> u64 {
+        self.calls.lock().unwrap().get(verb).copied().unwrap_or(0)
+    }
+
+    fn plan(&self, verb: &'static str, disturbance: Disturbance) {
+        self.plans.lock().unwrap().entry(verb).or_default().push_back(disturbance);
+    }
+
+    async fn pass<T>(&self, verb: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        *self.calls.lock().unwrap().entry(verb).or_default() += 1;
+        let failed = |kind| Error::new(kind, format!("{verb} was disturbed"), "");
+        if let Some(kind) = self.always.lock().unwrap().get(verb) {
+            return Err(failed(*kind));
+        }
+        let plan = self.plans.lock().unwrap().get_mut(verb).and_then(VecDeque::pop_front);
+        match plan {
+            None => call.await,
+            Some(Disturbance::Fail(kind)) => Err(failed(kind)),
+            Some(Disturbance::LoseAnswer) => {
+                call.await?;
+                Err(failed(Kind::Unavailable))
+            }
+            Some(Disturbance::Hold(begun, release)) => {
+                begun.send(()).ok();
+                release.acquire().await.unwrap().forget();
+                call.await
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Disturbed {
+    async fn put_topic(&self, put: PutTopic) -> Result<Topic> {
+        self.inner.put_topic(put).await
+    }
+    async fn topics(&self) -> Result<Vec<Topic>> {
+        self.inner.topics().await
+    }
+    async fn delete_topic(&self, name: &str) -> Result<()> {
+        self.inner.delete_topic(name).await
+    }
+    async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
+        self.inner.put_subscription(put).await
+    }
+    async fn subscriptions(&self) -> Result<Vec<Subscription>> {
+        self.inner.subscriptions().await
+    }
+    async fn delete_subscription(&self, name: &str) -> Result<()> {
+        self.inner.delete_subscription(name).await
+    }
+    async fn backfill(&self, subscription: SubscriptionId) -> Result<bool> {
+        self.inner.backfill(subscription).await
+    }
+    async fn set_rule(&self, set: SetRule) -> Result<()> {
+        self.inner.set_rule(set).await
+    }
+    async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
+        self.inner.audit(subscription, limit).await
+    }
+    async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
+        self.pass("emit", self.inner.emit(emit)).await
+    }
+    async fn claim(&self, claim: Claim) -> Result<Claimed> {
+        self.pass("claim", self.inner.claim(claim)).await
+    }
+    async fn settle(&self, settle: Settle) -> Result<Settled> {
+        self.pass("settle", self.inner.settle(settle)).await
+    }
+    async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
+        self.pass("extend", self.inner.extend(extend)).await
+    }
+    async fn release(&self, release: Release) -> Result<()> {
+        self.pass("release", self.inner.release(release)).await
+    }
+    async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
+        self.inner.adopt(adopt).await
+    }
+    async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats> {
+        self.inner.stats(subscription, now).await
+    }
+    async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
+        self.inner.event(find).await
+    }
+    async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
+        self.inner.head(topic, key).await
+    }
+    async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
+        self.pass("read_log", self.inner.read_log(read)).await
+    }
+    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
+        self.inner.dead(page).await
+    }
+    async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
+        self.inner.parked(page).await
+    }
+    async fn revive(&self, revive: Revive) -> Result<u64> {
+        self.inner.revive(revive).await
+    }
+    async fn resend(&self, resend: Resend) -> Result<u64> {
+        self.inner.resend(resend).await
+    }
+    async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
+        self.inner.cancel(cancel).await
+    }
+    async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
+        self.inner.release_parked(release).await
+    }
+    async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {
+        self.pass("beat", self.inner.beat(beat)).await
+    }
+    async fn workers(&self) -> Result<Vec<Worker>> {
+        self.inner.workers().await
+    }
+    async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
+        self.inner.sweep(sweep).await
+    }
+    async fn now(&self) -> Result<Time> {
+        self.inner.now().await
+    }
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
