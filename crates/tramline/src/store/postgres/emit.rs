@@ -1,7 +1,7 @@
 //! Emit: heads, then numbers, then chunks, slices and heads; see `migrations/0002_emit.sql`.
 
 use super::PostgresStore;
-use super::session::{Begin, Session};
+use super::session::{Begin, CatalogCache, Planner, Session};
 use super::step::{lost_against_another, waited_too_long};
 use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
@@ -239,18 +239,28 @@ impl PostgresStore {
         self.create_topics(unit.iter().map(Event::topic)).await?;
         let units = vec![unit];
         // A cache of its own: what this transaction has changed does not exist for others until it is committed.
-        let cache = super::session::CatalogCache::default();
+        let cache = CatalogCache::default();
         cache.set(self.cache.get());
+        let planner = Planner::save(conn, &self.texts).await?;
+        let emitted = self.emit_with(conn, &units, &cache).await;
+        planner.restore(conn, &self.texts, emitted).await
+    }
+
+    async fn emit_with(
+        &self,
+        conn: &mut PgConnection,
+        units: &Units,
+        cache: &CatalogCache,
+    ) -> Result<Emission> {
         for _ in 0..TRIES {
-            let mut session = Session::new(conn, &self.texts, &cache, Begin::default()).await?;
+            let mut session = Session::new(conn, &self.texts, cache, Begin::default()).await?;
             let catalog = session.catalog.clone();
             if units[0][0].idempotency_key.is_some() {
-                if let Some(mut answers) = self.emit_keyed_in(&mut session, &units).await? {
+                if let Some(mut answers) = self.emit_keyed_in(&mut session, units).await? {
                     return answers.pop().unwrap_or_else(|| Err(restless()));
                 }
             } else {
-                let plan =
-                    EmitPlan::new(&units, catalog.views(), self.spread.fetch_add(1, Ordering::Relaxed));
+                let plan = EmitPlan::new(units, catalog.views(), self.spread.fetch_add(1, Ordering::Relaxed));
                 if let Some(numbers) = self.store(session.conn, &plan, catalog.version, None, None).await?
                     && let Some(emission) = numbers.emissions(&plan, 1).pop()
                 {
@@ -275,8 +285,8 @@ impl PostgresStore {
                    $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)";
         let topics: BTreeSet<i64> = plan.chunks.iter().map(|chunk| chunk.topic.0).collect();
         let (heads, chunks) = (&plan.heads, &plan.chunks);
-        let (prev_chunks, prevs) = links(chunks.iter().map(|chunk| &chunk.prevs[..]));
-        let (main_chunks, mains) = links(chunks.iter().map(|chunk| &chunk.mains[..]));
+        let (first_prevs, prevs) = links(chunks.iter().map(|chunk| &chunk.prevs[..]));
+        let (first_mains, mains) = links(chunks.iter().map(|chunk| &chunk.mains[..]));
         let slices: Vec<_> = chunks
             .iter()
             .enumerate()
@@ -311,9 +321,9 @@ impl PostgresStore {
             .bind(chunks.iter().map(|chunk| chunk.bytes.cast_signed()).collect::<Vec<i32>>())
             .bind(chunks.iter().map(|chunk| chunk.encoded.meta.as_str()).collect::<Vec<&str>>())
             .bind(chunks.iter().map(|chunk| chunk.encoded.body.as_slice()).collect::<Vec<&[u8]>>())
-            .bind(prev_chunks)
+            .bind(first_prevs)
             .bind(prevs)
-            .bind(main_chunks)
+            .bind(first_mains)
             .bind(mains)
             .bind(slices.iter().map(|(at, _)| *at).collect::<Vec<i32>>())
             .bind(slices.iter().map(|(_, slice)| slice.subscription.0).collect::<Vec<i64>>())
@@ -399,15 +409,22 @@ fn number(place: Place) -> i64 {
     (place.chunk as i64 + 1) * 64 + i64::from(place.index)
 }
 
-/// Links of all chunks that have any, with the chunk that each belongs to.
-fn links<'a>(chunks: impl Iterator<Item = &'a [Link]>) -> (Vec<i32>, Vec<i64>) {
+/// The links of all chunks that have any, one after the other, and where those of each chunk begin, from 1.
+fn links<'a>(chunks: impl Iterator<Item = &'a [Link]>) -> (Vec<Option<i32>>, Vec<i64>) {
     let encode = |link: &Link| match link {
         Link::None => 0,
         Link::Head(at) => -(*at as i64 + 1),
         Link::Event(place) => number(*place),
     };
-    let linked = chunks.enumerate().filter(|(_, links)| links.iter().any(|link| *link != Link::None));
-    linked.flat_map(|(at, links)| links.iter().map(move |link| (at as i32 + 1, encode(link)))).unzip()
+    let (mut firsts, mut all) = (Vec::new(), Vec::new());
+    for links in chunks {
+        let linked = links.iter().any(|link| *link != Link::None);
+        firsts.push(linked.then_some(all.len() as i32 + 1));
+        if linked {
+            all.extend(links.iter().map(encode));
+        }
+    }
+    (firsts, all)
 }
 
 async fn lock_topics(session: &mut Session<'_>, catalog: &Catalog, units: &[Vec<Event>]) -> Result<i64> {
