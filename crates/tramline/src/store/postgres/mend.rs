@@ -1,7 +1,7 @@
 //! Replay, drop, cancel, resend, release of parked keys, and adoption: changes that somebody asks for.
 
+use super::lanes::{load_keys, load_marks, lock};
 use super::look::slices_of;
-use super::order::{load_keys, load_marks, lock};
 use super::rows::{apply, chunks, slices, write_lanes};
 use super::session::Session;
 use crate::error::Result;

@@ -1,7 +1,8 @@
 //! PostgreSQL: any number of nodes on one database.
 //!
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
-//! - `emit`, `claim`, `order`, `settle`: the walk of an event
+//! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
+//!   an event
 //! - `mend`, `look`, `sweep`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
@@ -11,6 +12,8 @@
 mod catalog;
 mod claim;
 mod emit;
+mod idempotency;
+mod lanes;
 mod look;
 mod mend;
 mod migrate;

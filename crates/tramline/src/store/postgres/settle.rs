@@ -1,6 +1,6 @@
 //! Settle, extend and release: everything that a lease allows.
 
-use super::order::{leased, load_keys, load_marks, lock};
+use super::lanes::{leased, load_keys, load_marks, lock};
 use super::rows::{apply, slices, write_lanes};
 use super::session::{Query, Session};
 use crate::error::Result;
