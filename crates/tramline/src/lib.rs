@@ -39,7 +39,9 @@ pub use model::resequencer::Resequencer;
 pub use model::retry::{Backoff, Retry};
 pub use model::rule::{AuditEntry, Rule, RuleKind};
 pub use model::status::{Counts, Status};
-pub use model::subscription::{Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, WhileRetrying};
+pub use model::subscription::{
+    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, WhileRetrying,
+};
 pub use model::time::Time;
 pub use store::Store;
 pub use store::sqlite::SqliteStore;

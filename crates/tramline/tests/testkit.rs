@@ -58,12 +58,18 @@ async fn failures_are_retried_on_manual_time_and_then_dead() {
 #[tokio::test]
 async fn what_handlers_emit_runs_in_other_workers_of_the_same_drain() {
     let kit = TestKit::new().await.unwrap();
-    let first = kit.tram().worker("first").topics(["orders"]).on("paid", |event: StoredEvent, cx: Context| async move {
-        let mail = Event::new("mails", event.payload).kind("receipt");
-        cx.tramline().emit(mail).await.map(|_| ())
-    });
+    let first = kit.tram().worker("first").topics(["orders"]).on(
+        "paid",
+        |event: StoredEvent, cx: Context| async move {
+            let mail = Event::new("mails", event.payload).kind("receipt");
+            cx.tramline().emit(mail).await.map(|_| ())
+        },
+    );
     let second = kit.tram().worker("second").topics(["mails"]).on("receipt", || async { Outcome::Done });
-    kit.tram().emit([Event::new("orders", "1").kind("paid"), Event::new("orders", "2").kind("paid")]).await.unwrap();
+    kit.tram()
+        .emit([Event::new("orders", "1").kind("paid"), Event::new("orders", "2").kind("paid")])
+        .await
+        .unwrap();
     assert_eq!(kit.drain_until_idle(&[&second, &first]).await.unwrap(), 4);
     kit.assert_emitted("mails", "receipt", 2).await;
     kit.assert_emitted("mails", "other", 0).await;

@@ -1,4 +1,5 @@
 //! Workers: what runs, what happens to failures, and how a run ends.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -11,8 +12,8 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tramline::testkit::TestKit;
 use tramline::{
-    Batch, Context, Counts, Event, EventId, Json, Kind, OnExhausted, Outcome, Proto, Raw, Result, Retry, Shutdown, State,
-    StoredEvent, Tramline, Worker,
+    Batch, Context, Counts, Event, EventId, Json, Kind, OnExhausted, Outcome, Proto, Raw, Result, Retry,
+    Shutdown, State, StoredEvent, Tramline, Worker,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -61,17 +62,22 @@ async fn events_of_one_key_run_one_after_the_other_whatever_the_concurrency() {
     let running: Arc<Mutex<HashMap<String, EventId>>> = Arc::default();
     let last: Arc<Mutex<HashMap<String, EventId>>> = Arc::default();
     let (in_run, seen) = (running.clone(), last.clone());
-    let worker = tram.worker("w").topics(["t"]).ordered_by_key().concurrency(16).on_any(move |event: StoredEvent| {
-        let (running, last) = (in_run.clone(), seen.clone());
-        async move {
-            let key = event.key.as_deref().unwrap().to_owned();
-            assert_eq!(running.lock().unwrap().insert(key.clone(), event.id), None, "two of {key} at once");
-            tokio::task::yield_now().await;
-            let before = last.lock().unwrap().insert(key.clone(), event.id);
-            assert_eq!(before, event.prev, "{key} out of order");
-            running.lock().unwrap().remove(&key);
-        }
-    });
+    let worker =
+        tram.worker("w").topics(["t"]).ordered_by_key().concurrency(16).on_any(move |event: StoredEvent| {
+            let (running, last) = (in_run.clone(), seen.clone());
+            async move {
+                let key = event.key.as_deref().unwrap().to_owned();
+                assert_eq!(
+                    running.lock().unwrap().insert(key.clone(), event.id),
+                    None,
+                    "two of {key} at once"
+                );
+                tokio::task::yield_now().await;
+                let before = last.lock().unwrap().insert(key.clone(), event.id);
+                assert_eq!(before, event.prev, "{key} out of order");
+                running.lock().unwrap().remove(&key);
+            }
+        });
     worker.subscribe().await.unwrap();
     for _ in 0..20 {
         let events: Vec<Event> = (0..100).map(|n| event("x").key(format!("k{}", n % 37))).collect();
@@ -88,14 +94,15 @@ async fn while_an_event_is_retried_its_key_waits_and_others_go_on() {
     let notes = Notes::default();
     let taken = notes.clone();
     let retry = Retry::constant(3, MINUTE);
-    let worker = kit.tram().worker("w").topics(["t"]).ordered_by_key().retry(retry).on_any(move |cx: Context| {
-        let notes = taken.clone();
-        async move {
-            let what = text(cx.event());
-            notes.add(what.clone());
-            if what == "a1" && cx.attempt() == 1 { Err("not yet") } else { Ok(()) }
-        }
-    });
+    let worker =
+        kit.tram().worker("w").topics(["t"]).ordered_by_key().retry(retry).on_any(move |cx: Context| {
+            let notes = taken.clone();
+            async move {
+                let what = text(cx.event());
+                notes.add(what.clone());
+                if what == "a1" && cx.attempt() == 1 { Err("not yet") } else { Ok(()) }
+            }
+        });
     let all = ["a1", "b1", "a2", "b2", "a3"];
     kit.tram().emit(all.map(|what| event(what).key(&what[..1])).to_vec()).await.unwrap();
     kit.drain_until_idle(&[&worker]).await.unwrap();
@@ -125,7 +132,8 @@ async fn the_next_event_of_a_key_is_told_which_ones_it_will_never_see() {
     let all = ["one", "bad two", "bad three", "four", "five"];
     kit.tram().emit(all.map(|what| event(what).key("k")).to_vec()).await.unwrap();
     kit.drain_until_idle(&[&worker]).await.unwrap();
-    let expected = ["one skipped 0", "bad two skipped 0", "bad three skipped 1", "four skipped 2", "five skipped 0"];
+    let expected =
+        ["one skipped 0", "bad two skipped 0", "bad three skipped 1", "four skipped 2", "five skipped 0"];
     assert_eq!(notes.take(), expected);
 }
 
@@ -160,11 +168,12 @@ async fn a_held_event_keeps_its_key_waiting_until_somebody_replays_it() {
 #[tokio::test]
 async fn a_panic_is_a_failure_with_its_text() {
     let kit = TestKit::new().await.unwrap();
-    let worker = kit.tram().worker("w").topics(["t"]).retry(Retry::never()).on_any(|event: StoredEvent| async move {
-        if text(&event) == "bad" {
-            panic!("cannot do {}", event.id);
-        }
-    });
+    let worker =
+        kit.tram().worker("w").topics(["t"]).retry(Retry::never()).on_any(|event: StoredEvent| async move {
+            if text(&event) == "bad" {
+                panic!("cannot do {}", event.id);
+            }
+        });
     let receipt = kit.tram().emit([event("good"), event("bad")]).await.unwrap();
     assert_eq!(kit.drain_until_idle(&[&worker]).await.unwrap(), 2);
     let dead = kit.tram().dead("w", EventId(0), 10).await.unwrap();
@@ -177,18 +186,16 @@ async fn a_handler_that_takes_too_long_is_stopped_and_tried_again() {
     let bench = Bench::new().await;
     let tram = bench.process();
     let (tell, mut begun) = mpsc::unbounded_channel();
-    let worker = tram
-        .worker("w")
-        .topics(["t"])
-        .time_limit(5 * SECOND)
-        .retry(Retry::constant(2, MINUTE))
-        .on_any(move |cx: Context| {
-            let tell = tell.clone();
-            async move {
-                tell.send(cx.attempt()).unwrap();
-                std::future::pending::<()>().await;
-            }
-        });
+    let worker =
+        tram.worker("w").topics(["t"]).time_limit(5 * SECOND).retry(Retry::constant(2, MINUTE)).on_any(
+            move |cx: Context| {
+                let tell = tell.clone();
+                async move {
+                    tell.send(cx.attempt()).unwrap();
+                    std::future::pending::<()>().await;
+                }
+            },
+        );
     tram.emit(event("x")).await.unwrap();
     let (shutdown, running) = start(worker);
     assert_eq!(begun.recv().await, Some(1));
@@ -271,7 +278,9 @@ async fn what_runs_longer_than_the_grace_is_dropped_and_given_back_uncounted() {
     running.await.unwrap().unwrap();
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
     assert_eq!(counts(&tram).await.ready, 1);
-    let runs = tram.worker("w").on_any(|cx: Context| async move { assert_eq!((cx.attempt(), cx.crashes()), (1, 0)) });
+    let runs = tram
+        .worker("w")
+        .on_any(|cx: Context| async move { assert_eq!((cx.attempt(), cx.crashes()), (1, 0)) });
     assert_eq!(runs.drain().await.unwrap(), 1);
     assert_eq!(counts(&tram).await, Counts::default());
 }
@@ -512,7 +521,8 @@ async fn a_paused_subscription_runs_nothing_and_goes_on_when_resumed() {
     assert!(told.try_recv().is_err(), "both rules must be gone");
     tram.unblock("w", "root", "fine").await.unwrap();
     told.recv().await.unwrap();
-    let audit: Vec<String> = tram.audit("w", 10).await.unwrap().into_iter().map(|entry| entry.action).collect();
+    let audit: Vec<String> =
+        tram.audit("w", 10).await.unwrap().into_iter().map(|entry| entry.action).collect();
     assert_eq!(audit, ["unblock", "resume", "block", "pause"]);
     shutdown.start();
     running.await.unwrap().unwrap();
@@ -548,7 +558,12 @@ async fn as_proto(ping: Proto<u32>, cx: Context) -> Result<Outcome, String> {
     Ok(Outcome::Done)
 }
 
-async fn as_bytes(Raw(bytes): Raw, event: StoredEvent, cx: Context, sum: State<AtomicU32>) -> Result<(), String> {
+async fn as_bytes(
+    Raw(bytes): Raw,
+    event: StoredEvent,
+    cx: Context,
+    sum: State<AtomicU32>,
+) -> Result<(), String> {
     assert_eq!((bytes.len(), event.id), (3, cx.event().id));
     sum.fetch_add(1_000, Ordering::SeqCst);
     Ok(())
@@ -606,7 +621,9 @@ async fn a_batch_handler_answers_for_each_of_its_events() {
         move |batch: Batch| {
             seen.lock().unwrap().push(batch.items.len());
             async move {
-                let judge = |cx: &Context| if text(cx.event()) == "7" { Outcome::dead("seven") } else { Outcome::Done };
+                let judge = |cx: &Context| {
+                    if text(cx.event()) == "7" { Outcome::dead("seven") } else { Outcome::Done }
+                };
                 batch.items.iter().map(judge).collect::<Vec<_>>()
             }
         },
@@ -646,14 +663,15 @@ async fn slow_neighbours_do_not_delay_what_is_done() {
     let tram = bench.process();
     let slow = Arc::new(Semaphore::new(0));
     let may_end = slow.clone();
-    let worker = tram.worker("w").topics(["t"]).concurrency(4).lease(10 * MINUTE).on_any(move |event: StoredEvent| {
-        let slow = may_end.clone();
-        async move {
-            if text(&event) == "slow" {
-                slow.acquire().await.unwrap().forget();
+    let worker =
+        tram.worker("w").topics(["t"]).concurrency(4).lease(10 * MINUTE).on_any(move |event: StoredEvent| {
+            let slow = may_end.clone();
+            async move {
+                if text(&event) == "slow" {
+                    slow.acquire().await.unwrap().forget();
+                }
             }
-        }
-    });
+        });
     worker.subscribe().await.unwrap();
     tram.emit([event("slow"), event("quick"), event("quick")]).await.unwrap();
     let (shutdown, running) = start(worker);

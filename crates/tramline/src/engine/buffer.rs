@@ -201,7 +201,8 @@ mod tests {
         let plain = |n: u8| Event::new("t", vec![n]);
         let events = vec![plain(1), plain(2), plain(3).idempotency_key("mine"), plain(4), plain(5)];
         let units = units(events);
-        let shape: Vec<Vec<u8>> = units.iter().map(|unit| unit.iter().map(|event| event.payload[0]).collect()).collect();
+        let shape: Vec<Vec<u8>> =
+            units.iter().map(|unit| unit.iter().map(|event| event.payload[0]).collect()).collect();
         assert_eq!(shape, [vec![1, 2], vec![3], vec![4, 5]]);
         assert!(units.iter().all(|unit| unit[0].idempotency_key.is_some()));
         assert_eq!(units[1][0].idempotency_key.as_deref(), Some("mine"));

@@ -90,7 +90,7 @@ impl Claimer {
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = gate.wanted() => continue,
-                () = run.ledger.load.at_most(self.low()) => {}
+                () = run.room(self.low()) => {}
             }
             self.listener.arm();
             match self.claim(Suspects::Leave).await? {
@@ -165,7 +165,8 @@ impl Claimer {
             return Ok(Found::Suspects);
         }
         // Ordered claims have more reasons to end early, so only an empty one shows that there is nothing more.
-        let few = !run.is_ordered() && !run.single && got.slices <= FEW_SLICES && got.events < wanted as usize;
+        let few =
+            !run.is_ordered() && !run.single && got.slices <= FEW_SLICES && got.events < wanted as usize;
         if got.events > 0 && !few {
             return Ok(Found::More);
         }

@@ -128,10 +128,11 @@ mod tests {
     async fn a_time_limit_on_manual_time_drops_what_takes_too_long() {
         let manual = ManualClock::new(Time(0));
         let clock = Clock::Manual(manual.clone());
-        let (slow, ()) = tokio::join!(clock.timeout(Duration::from_secs(5), std::future::pending::<()>()), async {
-            tokio::task::yield_now().await;
-            manual.advance(Duration::from_secs(5));
-        });
+        let (slow, ()) =
+            tokio::join!(clock.timeout(Duration::from_secs(5), std::future::pending::<()>()), async {
+                tokio::task::yield_now().await;
+                manual.advance(Duration::from_secs(5));
+            });
         assert_eq!(slow, None);
         assert_eq!(clock.timeout(Duration::ZERO, async { 7 }).await, Some(7));
     }

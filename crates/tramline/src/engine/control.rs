@@ -17,7 +17,12 @@ impl Tramline {
     ///
     /// # Errors
     /// `Conflict` when it exists with another number of lanes.
-    pub async fn put_topic(&self, name: &str, lanes: Option<u32>, retention: Option<Duration>) -> Result<Topic> {
+    pub async fn put_topic(
+        &self,
+        name: &str,
+        lanes: Option<u32>,
+        retention: Option<Duration>,
+    ) -> Result<Topic> {
         let now = self.clock().now();
         self.store().put_topic(PutTopic { name: name.to_owned(), lanes, retention, now }).await
     }
@@ -69,7 +74,10 @@ impl Tramline {
     pub async fn subscription(&self, name: &str) -> Result<Subscription> {
         let all = self.store().subscriptions().await?;
         all.into_iter().find(|subscription| &*subscription.name == name).ok_or_else(|| {
-            Error::not_found(format!("there is no subscription {name:?}"), "create it first, or name its topics")
+            Error::not_found(
+                format!("there is no subscription {name:?}"),
+                "create it first, or name its topics",
+            )
         })
     }
 
@@ -172,7 +180,10 @@ impl Tramline {
     pub async fn release_parked(&self, subscription: &str, keys: &[(&str, &str)]) -> Result<u64> {
         let id = self.subscription(subscription).await?.id;
         let keys = keys.iter().map(|(topic, key)| ((*topic).to_owned(), (*key).to_owned())).collect();
-        let count = self.store().release_parked(ReleaseParked { subscription: id, keys, now: self.clock().now() }).await?;
+        let count = self
+            .store()
+            .release_parked(ReleaseParked { subscription: id, keys, now: self.clock().now() })
+            .await?;
         self.wake().notify(&[id]);
         Ok(count)
     }
@@ -240,7 +251,9 @@ impl Tramline {
         let until = until.map(|until| until.map_or(RuleEnd::Open, RuleEnd::At));
         let removed = until.is_none();
         let (by, reason) = (by.to_owned(), reason.to_owned());
-        self.store().set_rule(SetRule { subscription: id, kind, until, by, reason, now: self.clock().now() }).await?;
+        self.store()
+            .set_rule(SetRule { subscription: id, kind, until, by, reason, now: self.clock().now() })
+            .await?;
         if removed {
             // One hint is enough for all that waits: workers claim until nothing is left.
             self.wake().notify(&[id]);
@@ -250,7 +263,8 @@ impl Tramline {
 
     async fn revive(&self, subscription: &str, which: Which, how: Revival) -> Result<u64> {
         let id = self.subscription(subscription).await?.id;
-        let count = self.store().revive(Revive { subscription: id, which, how, now: self.clock().now() }).await?;
+        let count =
+            self.store().revive(Revive { subscription: id, which, how, now: self.clock().now() }).await?;
         self.wake().notify(&[id]);
         Ok(count)
     }

@@ -134,7 +134,12 @@ impl Dispatch {
 
     /// An event has its outcome; `None` if its lease was lost. Gives back later events of its key that must not run now, and
     /// whether the hand has all its outcomes.
-    pub(crate) fn record(&self, task: &mut Task, outcome: Option<Outcome>, policy: &Policy) -> (bool, Vec<Task>) {
+    pub(crate) fn record(
+        &self,
+        task: &mut Task,
+        outcome: Option<Outcome>,
+        policy: &Policy,
+    ) -> (bool, Vec<Task>) {
         let Some(key) = self.line_of(task) else {
             return (keep(task, outcome), Vec::new());
         };

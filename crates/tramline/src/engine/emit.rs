@@ -152,11 +152,9 @@ impl Inner {
                 break;
             }
             let Some(next) = waiting.pop_front() else { break };
-            if let Some(key) = idempotency(&next.unit) {
-                if !keys.insert(self.hasher.hash_one(key)) {
-                    later.push(next);
-                    continue;
-                }
+            if idempotency(&next.unit).is_some_and(|key| !keys.insert(self.hasher.hash_one(key))) {
+                later.push(next);
+                continue;
             }
             events += next.unit.len();
             bytes += next.bytes;
@@ -171,7 +169,8 @@ impl Inner {
 
     async fn flush(self: Arc<Self>, mut group: Vec<Waiting>) {
         let keep = group.len() > 1 || idempotency(&group[0].unit).is_some();
-        let units = group.iter_mut().map(|one| if keep { one.unit.clone() } else { std::mem::take(&mut one.unit) });
+        let units =
+            group.iter_mut().map(|one| if keep { one.unit.clone() } else { std::mem::take(&mut one.unit) });
         let emit = Emit { units: units.collect(), now: self.clock.now() };
         match self.store.emit(emit).await {
             Ok(results) => self.answer(group, results),
@@ -214,7 +213,8 @@ impl Inner {
         let result = loop {
             self.clock.sleep(backoff::delay(failures)).await;
             let emit = Emit { units: vec![one.unit.clone()], now: self.clock.now() };
-            let result = self.store.emit(emit).await.and_then(|mut results| results.pop().ok_or_else(closed)?);
+            let result =
+                self.store.emit(emit).await.and_then(|mut results| results.pop().ok_or_else(closed)?);
             failures += 1;
             match result {
                 Err(error) if error.kind() == Kind::Unavailable && failures < TRIES => {}
@@ -242,5 +242,8 @@ fn idempotency(unit: &[Event]) -> Option<(&str, &str)> {
 }
 
 fn closed() -> Error {
-    Error::unavailable("the emit was not carried out", "this Tramline is closed or its runtime is shutting down")
+    Error::unavailable(
+        "the emit was not carried out",
+        "this Tramline is closed or its runtime is shutting down",
+    )
 }

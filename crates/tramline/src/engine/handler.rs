@@ -36,17 +36,17 @@ pub struct State<T>(pub Arc<T>);
 
 impl<T: DeserializeOwned + Send> Extract for Json<T> {
     fn extract(cx: &Context) -> Result<Json<T>, Outcome> {
-        serde_json::from_slice(&cx.event().payload)
-            .map(Json)
-            .map_err(|error| Outcome::dead(format!("the payload is not the JSON that the handler expects: {error}")))
+        serde_json::from_slice(&cx.event().payload).map(Json).map_err(|error| {
+            Outcome::dead(format!("the payload is not the JSON that the handler expects: {error}"))
+        })
     }
 }
 
 impl<T: prost::Message + Default> Extract for Proto<T> {
     fn extract(cx: &Context) -> Result<Proto<T>, Outcome> {
-        T::decode(cx.event().payload.clone())
-            .map(Proto)
-            .map_err(|error| Outcome::dead(format!("the payload is not the message that the handler expects: {error}")))
+        T::decode(cx.event().payload.clone()).map(Proto).map_err(|error| {
+            Outcome::dead(format!("the payload is not the message that the handler expects: {error}"))
+        })
     }
 }
 

@@ -70,7 +70,12 @@ impl Hooks for LogHooks {
     }
 
     fn started(&self, cx: &Context) {
-        tracing::debug!(event.id = cx.event().id.0, subscription = cx.subscription(), attempt = cx.attempt(), "started");
+        tracing::debug!(
+            event.id = cx.event().id.0,
+            subscription = cx.subscription(),
+            attempt = cx.attempt(),
+            "started"
+        );
     }
 
     fn finished(&self, cx: &Context, finished: &Finished<'_>) {
@@ -82,7 +87,15 @@ impl Hooks for LogHooks {
             }
             Outcome::Snooze { delay } => {
                 let delay_ms = delay.as_millis() as u64;
-                tracing::debug!(event.id = id, subscription, attempt, took_ms, queued_ms, delay_ms, "snoozed");
+                tracing::debug!(
+                    event.id = id,
+                    subscription,
+                    attempt,
+                    took_ms,
+                    queued_ms,
+                    delay_ms,
+                    "snoozed"
+                );
             }
             Outcome::Retry { error, .. } => {
                 tracing::warn!(event.id = id, subscription, attempt, took_ms, queued_ms, error, "failed");
@@ -98,11 +111,22 @@ impl Hooks for LogHooks {
     }
 
     fn lease_lost(&self, subscription: &str, events: &[EventId]) {
-        tracing::warn!(subscription, events = events.len(), first.event.id = events.first().map(|id| id.0), "lease lost");
+        tracing::warn!(
+            subscription,
+            events = events.len(),
+            first.event.id = events.first().map(|id| id.0),
+            "lease lost"
+        );
     }
 
     fn progress(&self, cx: &Context, progress: &Progress) {
         let percent = progress.percent.unwrap_or(f32::NAN);
-        tracing::info!(event.id = cx.event().id.0, subscription = cx.subscription(), percent, "{}", progress.text);
+        tracing::info!(
+            event.id = cx.event().id.0,
+            subscription = cx.subscription(),
+            percent,
+            "{}",
+            progress.text
+        );
     }
 }

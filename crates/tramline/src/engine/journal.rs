@@ -33,7 +33,10 @@ pub(crate) type NeverStarted = Vec<(Lease, Vec<EventId>)>;
 impl Journal {
     /// Opens or creates the file and reads what an earlier life left. `synced`: whether each entry is on the disk before a handler runs.
     pub(crate) fn open(path: &Path, synced: bool) -> Result<(Journal, NeverStarted)> {
-        let bad = |error| Error::unavailable("the journal cannot be opened", "check that its folder can be written").because(error);
+        let bad = |error| {
+            Error::unavailable("the journal cannot be opened", "check that its folder can be written")
+                .because(error)
+        };
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(bad)?;
         let mut text = String::new();
@@ -84,7 +87,10 @@ impl Journal {
         .await
     }
 
-    async fn blocking(&self, work: impl FnOnce(&mut Open) -> std::io::Result<()> + Send + 'static) -> std::io::Result<()> {
+    async fn blocking(
+        &self,
+        work: impl FnOnce(&mut Open) -> std::io::Result<()> + Send + 'static,
+    ) -> std::io::Result<()> {
         let journal = self.clone();
         tokio::task::spawn_blocking(move || work(&mut journal.lock())).await.map_err(std::io::Error::other)?
     }

@@ -50,13 +50,16 @@ impl HttpForward {
     /// `Invalid` when the URL is not one.
     pub fn new(url: &str, timeout: Duration) -> Result<HttpForward> {
         let url = url.parse().map_err(|error| {
-            Error::invalid(format!("{url:?} is not a URL"), "use http:// or https:// and a host").because(error)
+            Error::invalid(format!("{url:?} is not a URL"), "use http:// or https:// and a host")
+                .because(error)
         })?;
         let client = reqwest::Client::builder()
             .timeout(timeout)
             .redirect(reqwest::redirect::Policy::none())
             .build()
-            .map_err(|error| Error::unavailable("no HTTP client could be made", "check the TLS set-up").because(error))?;
+            .map_err(|error| {
+                Error::unavailable("no HTTP client could be made", "check the TLS set-up").because(error)
+            })?;
         Ok(HttpForward { client, url })
     }
 }
@@ -114,7 +117,10 @@ const TEMPORARY_FAILURE: i32 = 75;
 
 impl ShellCommand {
     /// Runs a program with arguments; no shell reads them.
-    pub fn new<A: Into<String>>(program: impl Into<String>, arguments: impl IntoIterator<Item = A>) -> ShellCommand {
+    pub fn new<A: Into<String>>(
+        program: impl Into<String>,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> ShellCommand {
         ShellCommand {
             program: program.into(),
             arguments: arguments.into_iter().map(Into::into).collect(),
@@ -202,7 +208,8 @@ async fn read_bounded(from: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
 
 /// What is known of an event beside its payload: name and value.
 fn metadata(event: &StoredEvent, cx: &Context) -> Vec<(String, String)> {
-    let ids = |ids: &[crate::model::id::EventId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let ids =
+        |ids: &[crate::model::id::EventId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let mut all = vec![
         ("id".to_owned(), event.id.to_string()),
         ("topic".to_owned(), event.topic.to_string()),
@@ -220,7 +227,9 @@ fn metadata(event: &StoredEvent, cx: &Context) -> Vec<(String, String)> {
     if cx.is_replayed() {
         all.push(("replayed".to_owned(), "true".to_owned()));
     }
-    let word = |name: &str| name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect::<String>();
+    let word = |name: &str| {
+        name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect::<String>()
+    };
     all.extend(event.headers.iter().map(|(name, value)| (format!("header_{}", word(name)), value.clone())));
     all
 }

@@ -57,7 +57,12 @@ pub(crate) struct Identity {
 }
 
 impl Presence {
-    pub(crate) fn new(store: Arc<dyn Store>, clock: Clock, wake: Arc<dyn Wake>, who: Identity) -> Arc<Presence> {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        wake: Arc<dyn Wake>,
+        who: Identity,
+    ) -> Arc<Presence> {
         Arc::new(Presence {
             store,
             clock,

@@ -118,7 +118,8 @@ fn accept(run: &Run, batch: &[Outcomes], settled: &Settled) {
             continue;
         }
         let ids = outcomes.ids();
-        let lost: Vec<_> = ids.iter().zip(accepted).filter(|(_, accepted)| !**accepted).map(|(id, _)| *id).collect();
+        let lost: Vec<_> =
+            ids.iter().zip(accepted).filter(|(_, accepted)| !**accepted).map(|(id, _)| *id).collect();
         refused += lost.len();
         run.hooks.lease_lost(run.name(), &lost);
         run.lose(&outcomes.hand);

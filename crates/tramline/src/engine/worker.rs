@@ -10,7 +10,9 @@ use crate::engine::shutdown::Shutdown;
 use crate::engine::tramline::Tramline;
 use crate::error::{Error, Result};
 use crate::model::retry::Retry;
-use crate::model::subscription::{Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying};
+use crate::model::subscription::{
+    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying,
+};
 use crate::store::verbs::{Adopt, PutSubscription};
 use std::future::Future;
 use std::path::PathBuf;

@@ -28,7 +28,8 @@ impl FileWatch {
     pub fn new(path: &Path) -> Result<FileWatch> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let file = Connection::open_with_flags(path, flags).map_err(|error| {
-            Error::unavailable("the database file cannot be watched", "check that the file can be read").because(error)
+            Error::unavailable("the database file cannot be watched", "check that the file can be read")
+                .because(error)
         })?;
         let bells = Arc::new(Bells::default());
         let watcher = tokio::spawn(watch(file, bells.clone()));
@@ -64,7 +65,9 @@ async fn watch(file: Connection, bells: Arc<Bells>) {
     loop {
         audience.somebody().await;
         // An error (the file is being replaced, a lock) reads as a change: whoever waits looks for himself.
-        let version = file.prepare_cached("PRAGMA data_version").and_then(|mut query| query.query_row([], |row| row.get(0)));
+        let version = file
+            .prepare_cached("PRAGMA data_version")
+            .and_then(|mut query| query.query_row([], |row| row.get(0)));
         let version: Option<i64> = version.ok();
         if version.is_none() || version != seen {
             seen = version;

@@ -1,5 +1,11 @@
 //! What the tests of the engine share: a store that can be disturbed, and waiting for a condition.
-#![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "every test file uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::allow_attributes,
+    reason = "every test file uses a part of it, and a test fails by panicking"
+)]
 
 use async_trait::async_trait;
 use std::collections::{HashMap, VecDeque};
@@ -10,8 +16,8 @@ use tokio::sync::{Semaphore, oneshot};
 use tramline::model::rule::AuditEntry;
 use tramline::store::verbs::*;
 use tramline::{
-    Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, SqliteStore, Store, Subscription, SubscriptionId,
-    Time, Topic, Tramline,
+    Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, SqliteStore, Store, Subscription,
+    SubscriptionId, Time, Topic, Tramline,
 };
 
 /// Where manual clocks start.

@@ -266,7 +266,8 @@ fn next_due(session: &Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
     let mut statement = session.conn.prepare_cached(sql)?;
     let mut next: Option<i64> = None;
     for lane in lanes(session.conn, id)? {
-        let waiting: Option<i64> = statement.query_row([id.0, lane.lane.0, session.now.0], |row| row.get(0))?;
+        let waiting: Option<i64> =
+            statement.query_row([id.0, lane.lane.0, session.now.0], |row| row.get(0))?;
         let ends = [lane.until.0, lane.halted_until.0].into_iter().filter(|end| *end > session.now.0);
         next = ends.chain(waiting).chain(next).min();
     }
