@@ -6,6 +6,7 @@ mod migrate;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::prelude::*;
 
 /// Ordered events, work queues and worker pools on the database you already run.
 #[derive(Parser)]
@@ -26,16 +27,27 @@ enum Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let result = match Cli::parse().command {
-        Command::Bench(args) => bench::run(args).await,
-        Command::Migrate(args) => migrate::run(args).await,
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tramline: {error}");
-            ExitCode::FAILURE
+    let queries = bench::QueryCounter::default();
+    tracing_subscriber::registry()
+        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter))
+        .with(queries.clone().with_filter(queries.clone()))
+        .init();
+    let command = Cli::parse().command;
+    // On a thread of the runtime's pool: from the main thread every await would be a hop between threads.
+    let running = tokio::spawn(async move {
+        match command {
+            Command::Bench(args) => bench::run(args, queries).await,
+            Command::Migrate(args) => migrate::run(args).await,
         }
+    });
+    match running.await {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => fail(&error.to_string()),
+        Err(error) => fail(&error.to_string()),
     }
+}
+
+fn fail(error: &str) -> ExitCode {
+    eprintln!("tramline: {error}");
+    ExitCode::FAILURE
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 /// Any failure of a benchmark; it is only ever shown to the person who started it.
-pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// How fast the row loop is on one store, in events per second.
 pub(super) struct RowFigures {

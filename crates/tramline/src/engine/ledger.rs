@@ -54,6 +54,11 @@ impl Ledger {
         self.hurried.swap(false, Ordering::SeqCst)
     }
 
+    /// How many events the finished hands hold.
+    pub(crate) fn finished_events(&self) -> usize {
+        self.finished().iter().map(|hand| hand.events.len()).sum()
+    }
+
     pub(crate) fn take_finished(&self) -> Vec<Arc<Hand>> {
         std::mem::take(&mut *self.finished())
     }

@@ -3,11 +3,12 @@
 use crate::engine::clock::Clock;
 use crate::engine::hooks::{Hooks, LogHooks};
 use crate::error::Result;
+use crate::store::Opened;
+use crate::store::postgres::PostgresOptions;
 use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use crate::wake::postgres::Channel;
 use crate::wake::sqlite::FileWatch;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,27 +110,27 @@ impl Options {
         self.flushers.unwrap_or(if self.is_postgres() { 4 } else { 1 })
     }
 
-    /// The way hints travel by default on this kind of store.
-    pub(crate) fn default_wake(&self) -> Result<Arc<dyn Wake>> {
-        if self.is_postgres() {
-            let url = self.listen_url.as_ref().unwrap_or(&self.url);
-            return Ok(Arc::new(Channel::new(url, &schema(&self.url))));
-        }
-        match self.url.strip_prefix("sqlite://").or_else(|| self.url.strip_prefix("sqlite:")) {
-            Some(path) if path != ":memory:" => Ok(Arc::new(FileWatch::new(Path::new(path))?)),
-            _ => Ok(Arc::new(InProcess::new())),
-        }
+    /// Opens the store, and the way hints travel on this kind of store unless another one is set.
+    pub(crate) async fn open(&self) -> Result<(Opened, Arc<dyn Wake>)> {
+        let opened = crate::store::open_kind(&self.url).await?;
+        let wake: Arc<dyn Wake> = match (&self.wake, &opened) {
+            (Some(wake), _) => wake.clone(),
+            (None, Opened::Postgres(store)) => {
+                let options: PostgresOptions = self.url.parse()?;
+                match self.listen_url.as_deref().or_else(|| options.listen_url()) {
+                    Some(url) => Arc::new(Channel::new(url, &store.wake_channel())),
+                    None => Arc::new(InProcess::new()),
+                }
+            }
+            (None, Opened::Sqlite(store)) => match store.path() {
+                Some(path) => Arc::new(FileWatch::new(path)?),
+                None => Arc::new(InProcess::new()),
+            },
+        };
+        Ok((opened, wake))
     }
 
     fn is_postgres(&self) -> bool {
         self.url.starts_with("postgres:") || self.url.starts_with("postgresql:")
     }
-}
-
-/// The schema that a PostgreSQL URL names: stores in different schemas of one database must not wake each other.
-fn schema(url: &str) -> String {
-    let named = url::Url::parse(url).ok().and_then(|url| {
-        url.query_pairs().find(|(name, _)| name == "schema").map(|(_, value)| value.into_owned())
-    });
-    named.unwrap_or_else(|| "tramline".to_owned())
 }

@@ -13,8 +13,10 @@ use crate::engine::sweep;
 use crate::engine::worker::Worker;
 use crate::error::Result;
 use crate::model::id::{EventId, Incarnation};
-use crate::store::Store;
+use crate::store::postgres::PostgresStore;
+use crate::store::sqlite::SqliteStore;
 use crate::store::verbs::{Emission, Swept};
+use crate::store::{Opened, Store};
 use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use std::sync::Arc;
@@ -28,6 +30,8 @@ pub struct Tramline {
 #[derive(Debug)]
 struct Inner {
     store: Arc<dyn Store>,
+    /// The same store by its own type, for what only that kind can do.
+    opened: Option<Opened>,
     clock: Clock,
     wake: Arc<dyn Wake>,
     hooks: Arc<dyn Hooks>,
@@ -52,22 +56,23 @@ impl Tramline {
     /// # Errors
     /// As [`Tramline::open`].
     pub async fn with(options: Options) -> Result<Tramline> {
-        let store = crate::store::open(&options.url).await?;
-        let wake = match &options.wake {
-            Some(wake) => wake.clone(),
-            None => options.default_wake()?,
-        };
-        Ok(Tramline::start(store, wake, options))
+        let (opened, wake) = options.open().await?;
+        Ok(Tramline::start(opened.store(), Some(opened), wake, options))
     }
 
     /// Uses a store that is already open. Hints stay in this process unless the options name another way. Needs a Tokio runtime
     /// once something is emitted or run.
     pub fn from_store(store: Arc<dyn Store>, options: Options) -> Tramline {
         let wake = options.wake.clone().unwrap_or_else(|| Arc::new(InProcess::new()));
-        Tramline::start(store, wake, options)
+        Tramline::start(store, None, wake, options)
     }
 
-    fn start(store: Arc<dyn Store>, wake: Arc<dyn Wake>, options: Options) -> Tramline {
+    fn start(
+        store: Arc<dyn Store>,
+        opened: Option<Opened>,
+        wake: Arc<dyn Wake>,
+        options: Options,
+    ) -> Tramline {
         let incarnation = Incarnation::random();
         let (clock, hooks) = (options.clock.clone(), options.hooks.clone());
         let emitter = Emitter::new(store.clone(), clock.clone(), wake.clone(), options.flushers());
@@ -78,6 +83,7 @@ impl Tramline {
             presence: Presence::new(store.clone(), clock.clone(), wake.clone(), who),
             gate: Gate::default(),
             store,
+            opened,
             clock,
             wake,
             hooks,
@@ -154,6 +160,24 @@ impl Tramline {
         self.inner.buffer.close().await;
         self.inner.emitter.close();
         self.inner.store.close().await;
+    }
+
+    /// The store as what it is, if this handle opened a PostgreSQL database: for emits and settlements in the caller's own
+    /// transaction.
+    pub fn postgres(&self) -> Option<&Arc<PostgresStore>> {
+        match &self.inner.opened {
+            Some(Opened::Postgres(store)) => Some(store),
+            _ => None,
+        }
+    }
+
+    /// The store as what it is, if this handle opened a SQLite database: for emits and settlements in the caller's own
+    /// transaction.
+    pub fn sqlite(&self) -> Option<&Arc<SqliteStore>> {
+        match &self.inner.opened {
+            Some(Opened::Sqlite(store)) => Some(store),
+            _ => None,
+        }
     }
 
     /// The store itself, for what is not offered here.

@@ -1,6 +1,7 @@
 //! Lanes: the unit of ordered parallelism, and who holds them.
 
 use crate::model::id::{Incarnation, LaneId, SubscriptionId, TopicId};
+use crate::model::lease::Lease;
 use crate::model::time::Time;
 
 /// How many lanes a topic has unless it says otherwise.
@@ -42,6 +43,11 @@ impl Lane {
     /// True while nobody but the owner may take from the lane.
     pub fn is_held(&self, now: Time) -> bool {
         self.owner.is_some() && self.until > now
+    }
+
+    /// True if `lease` is the current one of this lane.
+    pub fn is_under(&self, lease: &Lease) -> bool {
+        self.lane == lease.lane && self.owner == Some(lease.owner) && self.epoch == lease.epoch
     }
 
     /// True if `owner` may take from the lane now.

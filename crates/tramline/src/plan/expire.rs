@@ -1,5 +1,7 @@
 //! What becomes of a lease that ended without being settled.
 
+use crate::model::id::EventId;
+use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::{OnExhausted, Policy};
 use crate::model::time::Time;
@@ -44,6 +46,27 @@ pub fn expire(
     changes.update.push(Slice { state: State::Suspect, due_at: now, ..slice });
 }
 
+/// Consumed events of a lane whose worker ended. They are judged one by one in their order: where a key is to be held, it is
+/// the first of its events that holds it.
+pub(super) fn interrupt(
+    consumed: Vec<Slice>,
+    policy: &Policy,
+    now: Time,
+    view: &mut LaneView,
+    changes: &mut Changes,
+) {
+    let mut parts: Vec<(EventId, Slice)> = Vec::new();
+    for slice in consumed {
+        changes.delete.push((slice.chunk, slice.id));
+        let slice = Slice { error: Some(INTERRUPTED.into()), ..slice };
+        parts.extend(slice.events().map(|event| (event, slice.part(Mask::of(event.index())))));
+    }
+    parts.sort_by_key(|(event, _)| *event);
+    for (_, part) in parts {
+        bury_part(part, policy, now, Some(view), changes);
+    }
+}
+
 /// An existing slice will not be done: dead, held or dropped, as the policy says.
 fn bury(slice: Slice, policy: &Policy, now: Time, lane: Option<&mut LaneView>, changes: &mut Changes) {
     changes.delete.push((slice.chunk, slice.id));
@@ -66,10 +89,10 @@ pub(super) fn bury_part(
         return;
     };
     for event in dead.events().collect::<Vec<_>>() {
-        let one = dead.part(crate::model::mask::Mask::of(event.index()));
+        let one = dead.part(Mask::of(event.index()));
         let keyed = view.key(event).is_some() && !dead.replayed;
         match policy.on_exhausted {
-            OnExhausted::Hold if keyed => {
+            OnExhausted::Hold if keyed && !view.waits(event) => {
                 view.park(event, now, changes);
                 super::join(&mut changes.insert, Slice { state: State::Held, ..one });
                 continue;

@@ -6,34 +6,75 @@ use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
-use crate::plan::expire::expire;
+use crate::plan::expire::{expire, interrupt};
 use crate::plan::{Changes, LaneView, join, parked_part};
 
-/// A held lane whose lease has ended: what was taken under it becomes suspect. `leased` is all of it.
+/// A held lane whose lease has ended: what was taken under it becomes suspect, or interrupted. `leased` is all of it.
 pub fn take_over(view: &mut LaneView, leased: Vec<Slice>, policy: &Policy, now: Time, changes: &mut Changes) {
+    let (consumed, leased): (Vec<_>, Vec<_>) =
+        leased.into_iter().partition(|slice| slice.state == State::Consumed);
     for slice in leased {
         expire(slice, policy, now, Some(view), changes);
     }
+    interrupt(consumed, policy, now, view, changes);
     view.lane.leased = 0;
     view.lane.owner = None;
     view.lane.until = Time(0);
 }
 
-/// Takes one part of the first suspect of a lane.
-pub fn take_suspect(view: &mut LaneView, suspect: Slice, taker: &mut Taker, changes: &mut Changes) -> Slice {
-    begin(view, taker.owner, taker.until);
-    let (mine, rest) = suspect.mask.split_lowest(taker.limit(&suspect));
+/// Takes one part of the first suspects of a lane. `suspects` are all of the lowest chunk that has any; the view knows their
+/// keys. Gives nothing when all of them wait behind their keys: they are set aside now, and there may be others.
+///
+/// Of several slices in the chunk only one is taken, and of that one only what comes before the first event of the others:
+/// together they are one sequence.
+pub fn take_suspect(
+    view: &mut LaneView,
+    suspects: Vec<Slice>,
+    taker: &mut Taker,
+    changes: &mut Changes,
+) -> Option<Slice> {
+    let mut free: Vec<(Slice, Mask)> = Vec::with_capacity(suspects.len());
+    for suspect in suspects {
+        let mask = set_aside(view, &suspect, changes);
+        if mask.is_empty() {
+            changes.delete.push((suspect.chunk, suspect.id));
+        } else {
+            free.push((suspect, mask));
+        }
+    }
+    free.sort_by_key(|(_, mask)| mask.lowest());
+    let next = free.get(1).and_then(|(_, mask)| mask.lowest()).unwrap_or(Mask::CAPACITY);
+    let mut free = free.into_iter();
+    let (suspect, mask) = free.next()?;
+    for (other, mask) in free.filter(|(other, mask)| other.mask != *mask) {
+        changes.update.push(Slice { mask, ..other });
+    }
+    let (mine, _) = mask.and(Mask::first(next)).split_lowest(taker.limit(&suspect));
+    let rest = mask.minus(mine);
     if !rest.is_empty() {
         changes.insert.push(suspect.part(rest));
     }
-    take_part(view, &suspect, mine, taker, changes)
+    begin(view, taker.owner, taker.until);
+    Some(take_part(view, &suspect, mine, taker, changes))
+}
+
+/// Moves the events of parked keys out of a slice, and gives what is left.
+fn set_aside(view: &LaneView, slice: &Slice, changes: &mut Changes) -> Mask {
+    let mut left = slice.mask;
+    for event in slice.events().filter(|_| !slice.replayed) {
+        if let Some(key) = view.key(event).filter(|_| view.waits(event)) {
+            left = left.minus(Mask::of(event.index()));
+            join(&mut changes.insert, parked_part(slice, key, event));
+        }
+    }
+    left
 }
 
 /// Takes from a lane: first the events that waited and are due now, then the ready ones in the order of their chunks.
 ///
 /// `waiting` are due slices of state waiting. `ready` are whole chunks, sorted: of two slices of one chunk either both
-/// are here or none. The view knows the keys of all of them. Events that are not due park their key; events of parked
-/// keys go aside, so that the next claim does not meet them again.
+/// are here or none. The view knows the keys of all of them, and what is under way if some are not due. Events that are not
+/// due park their key; events of parked keys go aside, so that the next claim does not meet them again.
 pub fn take(
     view: &mut LaneView,
     waiting: Vec<Slice>,
@@ -54,11 +95,16 @@ pub fn take(
         begin(view, taker.owner, taker.until);
         taken.push(take_part(view, &slice, mine, taker, changes));
     }
+    let some_late = ready.iter().any(|slice| slice.due_at > now);
     for chunk in ready.chunk_by(|a, b| a.chunk == b.chunk) {
         if taker.is_full() {
             break;
         }
-        taken.extend(take_chunk(view, chunk, taker, now, changes));
+        let (mine, all) = take_chunk(view, chunk, some_late, taker, now, changes);
+        taken.extend(mine);
+        if !all {
+            break; // what follows would overtake what stays
+        }
     }
     taken
 }
@@ -73,14 +119,16 @@ struct Sorted {
 }
 
 /// The slices of one chunk differ in due time only. Their events are judged in order, across slices: the first one of a
-/// key decides about the later ones.
+/// key decides about the later ones. `some_late`: there are events that are not due, in this chunk or another. Also gives
+/// whether every event was judged.
 fn take_chunk(
     view: &mut LaneView,
     slices: &[Slice],
+    some_late: bool,
     taker: &mut Taker,
     now: Time,
     changes: &mut Changes,
-) -> Vec<Slice> {
+) -> (Vec<Slice>, bool) {
     let mut sorted: Vec<Sorted> = slices.iter().map(|_| Sorted::default()).collect();
     let mut wanted = taker.events;
     let all = slices.iter().fold(Mask::EMPTY, |mask, slice| mask.plus(slice.mask));
@@ -95,26 +143,31 @@ fn take_chunk(
                 sorted.left = sorted.left.plus(bit);
                 continue;
             }
-            let blocker = view.key(event).and_then(|key| view.parked.get(key)).copied();
-            if !slice.replayed && blocker.is_some_and(|blocker| blocker != event) {
+            if slice.due_at > now && !slice.replayed && !view.waits(event) {
+                // It may not stand in front of an event of its key that is under way and may come back.
+                let first = view.key(event).and_then(|key| view.running.get(key)).copied().unwrap_or(event);
+                view.park(first.min(event), now, changes);
+            }
+            if !slice.replayed && view.waits(event) {
                 let key = view.key(event).cloned().unwrap_or_default();
                 join(&mut sorted.parked, parked_part(slice, &key, event));
             } else if slice.due_at > now {
                 sorted.waiting = sorted.waiting.plus(bit);
-                if !slice.replayed {
-                    view.park(event, now, changes);
-                }
             } else {
+                if some_late && !slice.replayed {
+                    view.run(event);
+                }
                 sorted.taken = sorted.taken.plus(bit);
                 wanted -= 1;
             }
         }
     }
+    let all_judged = sorted.iter().all(|sorted| sorted.left.is_empty());
     let mut taken = Vec::new();
     for (slice, sorted) in slices.iter().zip(sorted) {
         taken.extend(place(view, slice, sorted, taker, changes));
     }
-    taken
+    (taken, all_judged)
 }
 
 /// Writes down where the events of one slice go. The row stays with what is taken, else with what is left.

@@ -63,7 +63,8 @@ pub fn hasten(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     changes.insert.push(Slice { due_at: now, ..slice.part(mask) });
 }
 
-/// Consumed or interrupted events that are known never to have started become ready again, as if never claimed.
+/// Consumed or interrupted events that are known never to have started become ready again, as if never claimed. What was
+/// interrupted may have been overtaken by now.
 pub fn adopt(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     cut(slice, mask, changes);
     changes.wake = true;
@@ -72,6 +73,7 @@ pub fn adopt(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
         due_at: now,
         error: None,
         owner: Default::default(),
+        replayed: slice.replayed || slice.state == State::Dead,
         ..slice.part(mask)
     };
     changes.insert.push(ready);

@@ -36,7 +36,8 @@ pub struct Changes {
     pub delete: Vec<(ChunkId, SliceId)>,
     /// Keys that wait from now on (or whose blocking event is another one).
     pub park: Vec<Park>,
-    /// Keys that go on: their row goes, and the parked slices with the hash of the key become ready again.
+    /// Keys that go on: their row goes, and the parked slices with the hash of the key become ready again,
+    /// or suspect if they had crashes.
     pub unpark: Vec<(LaneId, Arc<str>)>,
     /// Events that a key of an ordered subscription will never see.
     pub gaps: Vec<(LaneId, Arc<str>, EventId)>,
@@ -66,6 +67,8 @@ pub struct LaneView {
     pub lane: Lane,
     /// Parked keys and the event that blocks each. Complete for the keys in question.
     pub parked: HashMap<Arc<str>, EventId>,
+    /// The first event under way of each key. Has to be complete only for a claim that meets events which are not due.
+    pub running: HashMap<Arc<str>, EventId>,
     /// Events that will never be seen, by key, ascending. Complete for the keys in question.
     pub gaps: HashMap<Arc<str>, Vec<EventId>>,
     /// The keys of the events of every chunk in question.
@@ -75,7 +78,13 @@ pub struct LaneView {
 impl LaneView {
     /// A lane of which nothing else is known yet.
     pub fn new(lane: Lane) -> LaneView {
-        LaneView { lane, parked: HashMap::new(), gaps: HashMap::new(), keys: HashMap::new() }
+        LaneView {
+            lane,
+            parked: HashMap::new(),
+            running: HashMap::new(),
+            gaps: HashMap::new(),
+            keys: HashMap::new(),
+        }
     }
 
     /// The key of an event, if it has one.
@@ -87,6 +96,19 @@ impl LaneView {
     pub fn skipped(&self, event: EventId) -> Vec<EventId> {
         let gaps = self.key(event).and_then(|key| self.gaps.get(key));
         gaps.map_or_else(Vec::new, |gaps| gaps.iter().copied().filter(|gap| *gap < event).collect())
+    }
+
+    /// Remembers that an event is under way.
+    pub fn run(&mut self, event: EventId) {
+        if let Some(key) = self.key(event).cloned() {
+            let first = self.running.entry(key).or_insert(event);
+            *first = event.min(*first);
+        }
+    }
+
+    /// True if the key of `event` waits for an earlier event.
+    fn waits(&self, event: EventId) -> bool {
+        self.key(event).and_then(|key| self.parked.get(key)).is_some_and(|first| *first < event)
     }
 
     fn park(&mut self, event: EventId, now: Time, changes: &mut Changes) {
@@ -133,7 +155,7 @@ impl LaneView {
     }
 
     /// Gives the lane up when nothing of it is leased any more.
-    fn let_go(&mut self) {
+    pub(crate) fn let_go(&mut self) {
         if self.lane.leased <= 0 {
             self.lane.leased = 0;
             self.lane.owner = None;

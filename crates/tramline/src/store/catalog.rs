@@ -4,9 +4,10 @@
 
 use crate::error::{Error, Result};
 use crate::model::id::{MAX_LANES, SubscriptionId, TopicId};
+use crate::model::name;
 use crate::model::subscription::{Subscription, Topic};
 use crate::plan::emit::TopicView;
-use crate::store::verbs::SetRule;
+use crate::store::verbs::{PutSubscription, SetRule};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -158,6 +159,20 @@ pub(crate) fn check_lanes(lanes: Option<u32>) -> Result<()> {
             "use 1 to 4,096 lanes; 32 suit most topics",
         )),
         _ => Ok(()),
+    }
+}
+
+impl PutSubscription {
+    /// Checks everything that can be known before the store is asked.
+    pub(crate) fn check(&self) -> Result<()> {
+        name::check("subscription", &self.name)?;
+        if self.topics.is_empty() {
+            return Err(Error::invalid(
+                "the subscription has no topics",
+                "name at least one topic to consume",
+            ));
+        }
+        self.policy.check()
     }
 }
 

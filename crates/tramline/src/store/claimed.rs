@@ -11,7 +11,7 @@ use crate::model::time::Time;
 use crate::plan::claim::Taker;
 use crate::store::catalog::Catalog;
 use crate::store::verbs::{Claim, Claimed, ClaimedEvent, ClaimedSlice};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// What a claim's transaction found.
@@ -45,6 +45,12 @@ impl Taker {
 }
 
 impl RawClaim {
+    /// The chunks that still have to be read.
+    pub(crate) fn missing(&self) -> BTreeSet<ChunkId> {
+        let known = |chunk: &ChunkId| self.chunks.contains_key(chunk) || self.decoded.contains_key(chunk);
+        self.slices.iter().map(|slice| slice.chunk).filter(|chunk| !known(chunk)).collect()
+    }
+
     /// Decodes the events of what was taken.
     pub(crate) fn decode(mut self, catalog: &Catalog) -> Result<Claimed> {
         for (id, row) in &self.chunks {

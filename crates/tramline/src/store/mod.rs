@@ -7,6 +7,7 @@ pub(crate) mod backfill;
 pub mod catalog;
 pub(crate) mod claimed;
 pub(crate) mod idempotency;
+pub mod postgres;
 pub mod sqlite;
 pub mod verbs;
 
@@ -16,25 +17,67 @@ use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::time::Time;
 use async_trait::async_trait;
+use postgres::PostgresStore;
+use sqlite::SqliteStore;
 use std::sync::Arc;
 use verbs::*;
 
-/// Opens the store behind a URL, and brings it up to date: `sqlite://path`, `sqlite::memory:`.
+/// Opens the store behind a URL, and brings it up to date: `sqlite://path`, `sqlite::memory:`,
+/// `postgres://user@host/database`.
 ///
 /// # Errors
 /// `Invalid` for a URL that names no store, and whatever opening that store gives.
 pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
+    Ok(open_kind(url).await?.store())
+}
+
+/// A store by its own type.
+#[derive(Clone, Debug)]
+pub(crate) enum Opened {
+    Sqlite(Arc<SqliteStore>),
+    Postgres(Arc<PostgresStore>),
+}
+
+impl Opened {
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Opened::Sqlite(store) => store.clone(),
+            Opened::Postgres(store) => store.clone(),
+        }
+    }
+}
+
+pub(crate) async fn open_kind(url: &str) -> Result<Opened> {
     if url == "sqlite::memory:" {
-        return Ok(Arc::new(sqlite::SqliteStore::in_memory().await?));
+        return Ok(Opened::Sqlite(Arc::new(SqliteStore::in_memory().await?)));
     }
     if let Some(path) = url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:")) {
-        return Ok(Arc::new(sqlite::SqliteStore::open(path).await?));
+        return Ok(Opened::Sqlite(Arc::new(SqliteStore::open(path).await?)));
     }
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(Opened::Postgres(Arc::new(PostgresStore::open(url.parse()?).await?)));
+    }
+    Err(unknown(url))
+}
+
+/// All migrations of the kind of store that a URL names, as SQL to be read or run by hand.
+///
+/// # Errors
+/// `Invalid` for a URL that names no store.
+pub fn migrations(url: &str) -> Result<String> {
+    match url.split(':').next() {
+        Some("postgres" | "postgresql") => Ok(url.parse::<postgres::PostgresOptions>()?.migrations()),
+        Some("sqlite") => Ok(SqliteStore::migrations()),
+        _ => Err(unknown(url)),
+    }
+}
+
+fn unknown(url: &str) -> Error {
     let scheme = url.split(':').next().unwrap_or_default();
-    Err(Error::invalid(
+    Error::invalid(
         format!("{scheme:?} is not a known kind of store"),
-        "use sqlite://path or sqlite::memory:",
-    ))
+        "use sqlite://path, sqlite::memory: or postgres://user@host/database",
+    )
 }
 
 /// A database that keeps events.

@@ -99,7 +99,7 @@ pub enum Suspects {
 /// What a claim found.
 #[derive(Clone, Debug, Default)]
 pub struct Claimed {
-    /// What was taken.
+    /// What was taken. Slices may interleave: whoever runs the events of a key in order sorts them by id.
     pub slices: Vec<ClaimedSlice>,
     /// The store's time of the claim.
     pub now: Time,

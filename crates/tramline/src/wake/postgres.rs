@@ -14,7 +14,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// The least time between two NOTIFYs of a process: a busy emitter sends 200 a second and not thousands.
+/// The least time between two NOTIFYs of a process while hints keep coming: a busy emitter sends 200 a second and not
+/// thousands. A lone hint goes at once.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How many ids one NOTIFY carries; its payload may have 8,000 bytes.
 const IDS: usize = 350;
@@ -33,12 +34,18 @@ struct Outbox {
     filled: Notify,
 }
 
+impl Outbox {
+    fn is_filled(&self) -> bool {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+}
+
 impl Channel {
     /// Connects in the background, and again whenever the connection is lost; until then hints stay in this process. `url` must
-    /// lead to the server itself, not to a pooler that shares connections. Needs a Tokio runtime.
-    pub fn new(url: &str, schema: &str) -> Channel {
+    /// lead to the server itself, not to a pooler that shares connections; `channel` is the one of the store. Needs a Tokio runtime.
+    pub fn new(url: &str, channel: &str) -> Channel {
         let outbox = Arc::new(Outbox::default());
-        let channel = format!("tramline_{schema}");
+        let channel = channel.to_owned();
         let me = Incarnation::random();
         let listen = tokio::spawn(listen(url.to_owned(), channel.clone(), me, outbox.clone()));
         let send = tokio::spawn(send(url.to_owned(), channel, me, outbox.clone()));
@@ -116,7 +123,9 @@ async fn send(url: String, channel: String, me: Incarnation, outbox: Arc<Outbox>
         match tell(&url, &channel, me, &ids, &mut connection).await {
             Ok(()) => {
                 failures = 0;
-                tokio::time::sleep(PAUSE).await;
+                if outbox.is_filled() {
+                    tokio::time::sleep(PAUSE).await;
+                }
             }
             // A lost hint is repaired by the slow poll of whoever waits; trying again is for the hints to come.
             Err(error) => {

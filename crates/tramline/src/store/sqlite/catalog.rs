@@ -141,8 +141,7 @@ pub(super) fn delete_topic(session: &Session<'_>, name: &str) -> Result<()> {
 
 /// The caller has created the topics and holds a catalogue that knows them.
 pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> Result<Subscription> {
-    name::check("subscription", &put.name)?;
-    put.policy.check()?;
+    put.check()?;
     let old = session.catalog.subscription_named(&put.name);
     let policy = serde_json::to_string(&put.policy).unwrap_or_default(); // plain values always serialise
     let (id, created_at) = match old {

@@ -15,10 +15,11 @@ use crate::plan::expire::expire;
 use crate::store::claimed::RawClaim;
 use crate::store::verbs::{Claim, Suspects};
 use rusqlite::Connection;
-use std::collections::BTreeSet;
 
 /// How many expired leases one claim looks after.
 const EXPIRED: usize = 64;
+/// So few chunks are read at once by the writer: asking another thread would take longer.
+const FEW: usize = 4;
 const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=9;
 
 /// Takes events. Decoding is left to the caller, outside the transaction.
@@ -39,14 +40,21 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
     } else {
         unordered(session, claim, &subscription.policy, &mut taker, &mut raw)?;
     }
-    for chunk in raw.slices.iter().map(|slice| slice.chunk).collect::<BTreeSet<_>>() {
-        if !raw.chunks.contains_key(&chunk)
-            && let Some(row) = one_chunk(session.conn, chunk)?
-        {
+    if raw.missing().len() <= FEW {
+        load_chunks(session.conn, &mut raw)?;
+    }
+    Ok(raw)
+}
+
+/// Reads the chunks of what was taken. They never change and cannot go while slices refer to them, so this may be done
+/// after the claim's transaction and on another connection.
+pub(super) fn load_chunks(conn: &Connection, raw: &mut RawClaim) -> Result<()> {
+    for chunk in raw.missing() {
+        if let Some(row) = one_chunk(conn, chunk)? {
             raw.chunks.insert(chunk, row);
         }
     }
-    Ok(raw)
+    Ok(())
 }
 
 fn unordered(

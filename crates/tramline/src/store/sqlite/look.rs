@@ -95,11 +95,10 @@ pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>>
     session.catalog.require_subscription(page.subscription)?;
     let filter = "subscription = ? AND state IN (5, 6) AND chunk >= ? ORDER BY chunk, id LIMIT ?";
     let limit = page.limit as usize;
-    let found = slices(
-        session.conn,
-        filter,
-        &[page.subscription.0, page.after.chunk().0, i64::from(page.limit) + 64],
-    )?;
+    // Rows of a chunk are in the order of the deaths. Up to 64 belong to what was listed before, and the last 64 may be a
+    // part of their chunk: the page is filled from whole chunks between them.
+    let rows = i64::from(page.limit) + 128;
+    let found = slices(session.conn, filter, &[page.subscription.0, page.after.chunk().0, rows])?;
     let mut dead = Vec::new();
     for slice in found {
         let Some(row) = one_chunk(session.conn, slice.chunk)? else { continue };

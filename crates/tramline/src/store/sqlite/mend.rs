@@ -194,6 +194,7 @@ pub(super) fn adopt(session: &Session<'_>, adopt: &Adopt) -> Result<Vec<EventId>
             change(session, slice, |view, changes| {
                 if let (true, Some(view)) = (mine && slice.mask.count() == 1, view) {
                     view.lane.leased -= 1;
+                    view.let_go();
                 }
                 crate::plan::mend::adopt(slice, Mask::of(event.index()), session.now, changes);
             })?;

@@ -179,7 +179,7 @@ fn configure(conn: Connection) -> Result<Connection> {
     // Bigger pages hold a whole chunk more often; a longer log means fewer checkpoints, which sync twice.
     conn.execute_batch(
         "PRAGMA page_size = 8192; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 2000; \
-         PRAGMA cache_size = -32000; PRAGMA temp_store = MEMORY;",
+         PRAGMA cache_size = -16000; PRAGMA temp_store = MEMORY;",
     )?;
     Ok(conn)
 }
@@ -242,7 +242,15 @@ impl Store for SqliteStore {
         let durable = if consumes { Durable::Yes } else { Durable::No };
         let take = move |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.catalog.clone()));
         let (raw, catalog) = self.write(durable, claim_now, take).await?;
-        raw.decode(&catalog)
+        if raw.missing().is_empty() {
+            return raw.decode(&catalog);
+        }
+        let load = move |session: &Session<'_>| {
+            let mut raw = raw;
+            claim::load_chunks(session.conn, &mut raw)?;
+            Ok(raw)
+        };
+        self.read(claim_now, load).await?.decode(&catalog)
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {

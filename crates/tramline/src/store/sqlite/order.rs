@@ -30,13 +30,11 @@ pub(super) fn claim(
     raw: &mut RawClaim,
 ) -> Result<()> {
     raw.until = taker.until;
-    let lanes = candidates(session, claim)?;
-    let quota = (taker.events as usize).div_ceil(lanes.len().max(1)).max(1) as u32;
-    for lane in lanes {
+    for (lane, mut ready) in oldest_work(session, claim)? {
         if taker.is_full() {
             return Ok(());
         }
-        let mut view = LaneView::new(lane);
+        let mut view = LaneView::new(lane.clone());
         let mut changes = Changes::default();
         if view.lane.owner.is_some() && !view.lane.is_held(session.now) {
             let leased = leased(session.conn, claim.subscription, view.lane.lane)?;
@@ -45,10 +43,14 @@ pub(super) fn claim(
             take_over(&mut view, leased, policy, session.now, &mut changes);
             apply(session.conn, claim.subscription, &changes)?;
             changes = Changes::default();
+            // Keys may have gone on, and their events come before what was read above.
+            ready = self::ready(session, claim.subscription, view.lane.lane, taker.events)?;
         }
-        let done = take_from(session, claim, &mut view, taker, quota, raw, &mut changes)?;
+        let done = take_from(session, claim, &mut view, ready, taker, raw, &mut changes)?;
         apply(session.conn, claim.subscription, &changes)?;
-        write_lane(session.conn, &view.lane)?;
+        if view.lane != lane {
+            write_lane(session.conn, &view.lane)?;
+        }
         if done {
             return Ok(());
         }
@@ -65,56 +67,108 @@ fn take_from(
     session: &Session<'_>,
     claim: &Claim,
     view: &mut LaneView,
+    mut ready: Vec<Slice>,
     taker: &mut Taker,
-    quota: u32,
     raw: &mut RawClaim,
     changes: &mut Changes,
 ) -> Result<bool> {
     let (conn, id, lane) = (session.conn, claim.subscription, view.lane.lane);
-    let suspect = slices(
-        conn,
-        "subscription = ? AND state = 2 AND lane = ? ORDER BY rank, pos, id LIMIT 1",
-        &[id.0, lane.0],
-    )?;
-    if let Some(suspect) = suspect.into_iter().next() {
+    loop {
+        let suspects = first_suspects(conn, id, lane)?;
+        if suspects.is_empty() {
+            break;
+        }
         if claim.suspects == Suspects::Leave || !raw.slices.is_empty() || view.lane.is_held(session.now) {
             raw.suspects_wait = true;
             return Ok(false);
         }
-        load_keys(session, view, [suspect.chunk].into_iter(), raw)?;
-        load_marks(conn, view, std::slice::from_ref(&suspect))?;
-        let taken = take_suspect(view, suspect, taker, changes);
-        add(view, vec![taken], raw);
-        return Ok(true);
+        load_keys(session, view, suspects.iter().map(|suspect| suspect.chunk), raw)?;
+        load_marks(conn, view, &suspects)?;
+        if let Some(taken) = take_suspect(view, suspects, taker, changes) {
+            add(view, vec![taken], raw);
+            return Ok(true);
+        }
+        apply(conn, id, changes)?;
+        *changes = Changes::default();
     }
-    let before = taker.events;
     for _ in 0..ROUNDS {
-        let wanted = quota.min(taker.events);
-        let waiting = waiting(conn, id, lane, session.now, wanted)?;
-        let ready = ready(session, id, lane, wanted)?;
+        let waiting = waiting(conn, id, lane, session.now, taker.events)?;
         let more = !ready.is_empty();
-        load_keys(session, view, waiting.iter().chain(&ready).map(|slice| slice.chunk), raw)?;
-        let all: Vec<Slice> = waiting.iter().chain(&ready).cloned().collect();
-        load_marks(conn, view, &all)?;
-        let mut mine = Taker { events: wanted, ..taker.clone() };
-        let taken = take(view, waiting, ready, &mut mine, session.now, changes);
-        taker.events -= wanted - mine.events;
-        taker.bytes = mine.bytes;
+        // Where no key is parked and nothing has to wait, keys do not matter: reading them is left to the claimer.
+        if view.lane.marks > 0 || ready.iter().any(|slice| slice.due_at > session.now) {
+            let all: Vec<Slice> = waiting.iter().chain(&ready).cloned().collect();
+            load_keys(session, view, all.iter().map(|slice| slice.chunk), raw)?;
+            load_marks(conn, view, &all)?;
+        }
+        if view.lane.leased > 0 && ready.iter().any(|slice| slice.due_at > session.now) {
+            load_running(session, view, raw)?;
+        }
+        let taken = take(view, waiting, ready, taker, session.now, changes);
+        let took = !taken.is_empty();
         add(view, taken, raw);
-        if !more || taker.events < before {
+        if took || !more {
             return Ok(false);
         }
         // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
         apply(conn, id, changes)?;
         *changes = Changes::default();
+        ready = self::ready(session, id, lane, taker.events)?;
     }
     raw.next_due = Some(session.now);
     Ok(false)
 }
 
-/// Open lanes with something to do, preferred ones first, beginning at another one every time.
+/// The lanes to take from, the worker's own before others, each with its ready slices.
+fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, Vec<Slice>)>> {
+    let mut wanted = claim.max_events;
+    let mut work = Vec::new();
+    for lanes in candidates(session, claim)?
+        .chunk_by(|a, b| claim.share.prefers(a.lane) == claim.share.prefers(b.lane))
+    {
+        let (found, events) = in_step(session, lanes, wanted)?;
+        work.extend(found);
+        wanted = wanted.saturating_sub(events);
+    }
+    Ok(work)
+}
+
+/// The ready slices of lanes, up to the chunk at which all of them together hold what is wanted, and how many due events
+/// that is. Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
+fn in_step(session: &Session<'_>, lanes: &[Lane], wanted: u32) -> Result<(Vec<(Lane, Vec<Slice>)>, u32)> {
+    let quota = (wanted as usize).div_ceil(lanes.len()).max(1) as u32;
+    let mut work = Vec::with_capacity(lanes.len());
+    for lane in lanes {
+        let ready = ready(session, lane.subscription, lane.lane, quota.saturating_mul(2).min(wanted))?;
+        work.push((lane.clone(), ready));
+    }
+    let ready = work.iter().flat_map(|(_, ready)| ready).filter(|slice| slice.due_at <= session.now);
+    let mut chunks: Vec<(ChunkId, u32)> = ready.map(|slice| (slice.chunk, slice.mask.count())).collect();
+    chunks.sort_unstable();
+    let mut events = 0;
+    let last = chunks.into_iter().find(|(_, count)| {
+        events += count;
+        events >= wanted
+    });
+    if let Some((last, _)) = last {
+        work.iter_mut().for_each(|(_, ready)| ready.retain(|slice| slice.chunk <= last));
+    }
+    Ok((work, events))
+}
+
+/// All suspects of the lowest chunk of a lane that has any.
+fn first_suspects(conn: &Connection, id: SubscriptionId, lane: LaneId) -> Result<Vec<Slice>> {
+    let filter = "subscription = ?1 AND state = 2 AND lane = ?2 AND rank = 0 AND pos = (SELECT min(pos) \
+                  FROM tramline_slice WHERE subscription = ?1 AND state = 2 AND lane = ?2 AND rank = 0)";
+    slices(conn, filter, &[id.0, lane.0])
+}
+
+/// Open lanes with something to do, preferred ones first, beginning at another one every time. Whoever takes a suspect takes
+/// nothing else, so lanes that may have one come before all others.
 fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
-    let busy = lanes_with_work(session, claim.subscription)?;
+    let mut busy = lanes_with(session, claim.subscription, State::Ready)?;
+    busy.extend(lanes_with(session, claim.subscription, State::Waiting)?);
+    let suspect = lanes_with(session, claim.subscription, State::Suspect)?;
+    busy.extend(&suspect);
     let mut open: Vec<Lane> = lanes(session.conn, claim.subscription)?
         .into_iter()
         .filter(|lane| lane.is_open_to(claim.owner, session.now))
@@ -129,6 +183,10 @@ fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
     if claim.share.help {
         own.append(&mut others);
     }
+    if claim.suspects == Suspects::TakeOne {
+        let expired = |lane: &Lane| lane.owner.is_some() && !lane.is_held(session.now);
+        own.sort_by_key(|lane| !suspect.contains(&lane.lane) && !expired(lane));
+    }
     Ok(own)
 }
 
@@ -139,28 +197,23 @@ fn rotate(lanes: &mut [Lane], now: Time) {
     }
 }
 
-/// The lanes that have ready, waiting or suspect slices. Hops from lane to lane in the claim index, so the cost is that of
-/// the lanes with work and not of the work in them.
-fn lanes_with_work(session: &Session<'_>, id: SubscriptionId) -> Result<BTreeSet<LaneId>> {
+/// The lanes that have slices of one state; waiting ones only if they are due. Hops from lane to lane in the claim index, so
+/// the cost is that of the lanes with work and not of the work in them.
+fn lanes_with(session: &Session<'_>, id: SubscriptionId, state: State) -> Result<BTreeSet<LaneId>> {
     let sql = "SELECT lane, pos FROM tramline_slice WHERE subscription = ? AND state = ? AND lane > ? \
                ORDER BY lane, rank, pos LIMIT 1";
     let mut statement = session.conn.prepare_cached(sql)?;
     let mut found = BTreeSet::new();
-    for state in [State::Ready, State::Waiting, State::Suspect] {
-        let mut after = 0;
-        let mut rows;
-        loop {
-            rows = statement.query([id.0, state as i64, after])?;
-            let Some(row) = rows.next()? else { break };
-            after = row.get(0)?;
-            let pos: i64 = row.get(1)?;
-            if state != State::Waiting || pos <= session.now.0 {
-                found.insert(LaneId(after));
-            }
-            drop(rows);
+    let mut after = 0;
+    loop {
+        let mut rows = statement.query([id.0, state as i64, after])?;
+        let Some(row) = rows.next()? else { return Ok(found) };
+        after = row.get(0)?;
+        let pos: i64 = row.get(1)?;
+        if state != State::Waiting || pos <= session.now.0 {
+            found.insert(LaneId(after));
         }
     }
-    Ok(found)
 }
 
 /// Slices whose event was the first of its key and had to wait, and is due now.
@@ -243,6 +296,16 @@ pub(super) fn load_marks(conn: &Connection, view: &mut LaneView, slices: &[Slice
         if !known.is_empty() {
             view.gaps.entry(key).or_insert(known);
         }
+    }
+    Ok(())
+}
+
+/// Fills in what the holder of a lane has under way.
+fn load_running(session: &Session<'_>, view: &mut LaneView, raw: &mut RawClaim) -> Result<()> {
+    let leased = leased(session.conn, view.lane.subscription, view.lane.lane)?;
+    load_keys(session, view, leased.iter().map(|slice| slice.chunk), raw)?;
+    for event in leased.iter().filter(|slice| !slice.replayed).flat_map(Slice::events) {
+        view.run(event);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use rusqlite::Connection;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
 
@@ -34,7 +34,7 @@ impl Readers {
             let kept = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let conn = match kept {
                 Some(conn) => conn,
-                None => super::open_connection(&path)?,
+                None => open(&path)?,
             };
             let view = conn.unchecked_transaction()?;
             let result = job(&view);
@@ -44,6 +44,13 @@ impl Readers {
         };
         tokio::task::spawn_blocking(read).await.map_err(|_| lost())?
     }
+}
+
+/// Another connection's commit empties a reader's cache, so a large one would only cost memory.
+fn open(path: &Path) -> Result<Connection> {
+    let conn = super::open_connection(path)?;
+    conn.execute_batch("PRAGMA cache_size = -2000")?;
+    Ok(conn)
 }
 
 fn lost() -> Error {

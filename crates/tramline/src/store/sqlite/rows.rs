@@ -166,11 +166,11 @@ pub(super) fn apply(conn: &Connection, subscription: SubscriptionId, changes: &C
     insert(conn, &changes.insert)
 }
 
-/// The parked slices of a key become ready again. Keys of the same hash come along; the next claim sets them aside again.
+/// The parked slices of a key become ready again, or suspect if they had crashes. Keys of the same hash come along; the next claim sets them aside again.
 fn unpark(conn: &Connection, subscription: SubscriptionId, lane: LaneId, key: &str) -> Result<()> {
     let sql = "DELETE FROM tramline_parked WHERE subscription = ? AND lane = ? AND key = ?";
     conn.prepare_cached(sql)?.execute(params![subscription.0, lane.0, key])?;
-    let sql = "UPDATE tramline_slice SET state = 0, rank = 0, pos = chunk \
+    let sql = "UPDATE tramline_slice SET state = CASE WHEN crashes > 0 THEN 2 ELSE 0 END, rank = 0, pos = chunk \
                WHERE subscription = ? AND state = 4 AND lane = ? AND rank = ?";
     conn.prepare_cached(sql)?.execute([subscription.0, lane.0, i64::from(hash(key))])?;
     Ok(())

@@ -75,8 +75,7 @@ fn under(conn: &Connection, id: SubscriptionId, lease: &Lease) -> Result<Option<
 
 /// The lane under a lease, if the lease still holds.
 fn lane_under(conn: &Connection, id: SubscriptionId, lease: &Lease) -> Result<Option<Lane>> {
-    let lane = one_lane(conn, id, lease.lane)?;
-    Ok(lane.filter(|lane| lane.owner == Some(lease.owner) && lane.epoch == lease.epoch))
+    Ok(one_lane(conn, id, lease.lane)?.filter(|lane| lane.is_under(lease)))
 }
 
 fn settle_in_lane(
@@ -89,19 +88,32 @@ fn settle_in_lane(
 ) -> Result<()> {
     let mut held: Vec<usize> = Vec::with_capacity(results.len());
     let mut view = None;
+    let lane = one_lane(session.conn, settle.subscription, id)?;
     for &at in results {
         let result = &settle.results[at];
-        match lane_under(session.conn, settle.subscription, &result.lease)? {
+        match lane.as_ref().filter(|lane| lane.is_under(&result.lease)) {
             Some(lane) => {
-                view.get_or_insert_with(|| LaneView::new(lane));
+                view.get_or_insert_with(|| LaneView::new(lane.clone()));
                 held.push(at);
             }
             None => answer.accepted[at] = vec![false; result.outcomes.len()],
         }
     }
     let Some(mut view) = view else { return Ok(()) };
+    let plain = view.lane.marks == 0 && held.iter().all(|at| settle.results[*at].is_all_done());
+    if plain {
+        let mut partial = Vec::new();
+        for at in held {
+            if finish(session.conn, settle.subscription, &settle.results[at])? {
+                view.lane.leased -= 1;
+                answer.accepted[at] = vec![true; settle.results[at].outcomes.len()];
+            } else {
+                partial.push(at);
+            }
+        }
+        held = partial;
+    }
     let wanted: Vec<&SettleSlice> = held.iter().map(|at| &settle.results[*at]).collect();
-    let plain = view.lane.marks == 0 && wanted.iter().all(|result| result.is_all_done());
     let leased = lane_slices(session, settle.subscription, id, &wanted, plain, &mut view)?;
     let mut changes = Changes::default();
     let accepted = settle_lane(&mut view, leased, &wanted, policy, session.now, &mut changes)?;

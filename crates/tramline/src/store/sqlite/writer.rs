@@ -125,6 +125,7 @@ fn in_savepoint<T>(
     cache: &CatalogCache,
     job: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<T> {
+    tracing::trace!(target: "tramline::query", "step");
     conn.prepare_cached("SAVEPOINT job")?.execute([])?;
     let result = job(conn);
     if result.is_err() {

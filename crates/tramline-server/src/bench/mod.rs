@@ -1,0 +1,156 @@
+//! `tramline bench`: what this machine and store can do, beside a queue of one row per job in the same run.
+//!
+//! - `row`, `row_sqlite`, `row_postgres`: what Tramline is compared with
+//! - `target`: a private place in the store that is measured
+//! - `emit`, `drain`, `latency`: what is measured
+//! - `process`, `queries`: memory, processor time and statements
+
+mod drain;
+mod emit;
+mod latency;
+mod process;
+mod queries;
+mod row;
+mod row_postgres;
+mod row_sqlite;
+mod target;
+
+pub(crate) use queries::QueryCounter;
+pub(crate) use row::BoxError;
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+use target::Target;
+
+/// What the command takes.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The server to measure: sqlite://path or postgres://user@host/db. A file or schema of its own is made and removed
+    #[arg(long, env = "TRAMLINE_STORE", default_value = "sqlite://tramline.db")]
+    store: String,
+    /// Where to write the figures
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Fewer events: done within 90 seconds
+    #[arg(long)]
+    quick: bool,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    pub(super) rounds: usize,
+    /// Events per round of the row loop, `emit_bulk` and `drain`.
+    pub(super) events: usize,
+    /// How long single emits are counted.
+    pub(super) singles: Duration,
+    /// Hand-overs that are timed one by one.
+    pub(super) handovers: usize,
+    pub(super) backlog: usize,
+    pub(super) idle: Duration,
+}
+
+const FULL: Size = Size {
+    rounds: 5,
+    events: 400_000,
+    singles: Duration::from_secs(3),
+    handovers: 2000,
+    backlog: 10_000_000,
+    idle: Duration::from_secs(10),
+};
+const QUICK: Size = Size {
+    rounds: 3,
+    events: 100_000,
+    singles: Duration::from_millis(700),
+    handovers: 500,
+    backlog: 1_000_000,
+    idle: Duration::from_secs(4),
+};
+
+/// The size of a payload, in bytes.
+pub(super) const PAYLOAD: usize = 100;
+
+#[derive(Serialize)]
+struct Report {
+    store: String,
+    versions: BTreeMap<&'static str, String>,
+    metrics: BTreeMap<&'static str, f64>,
+}
+
+/// Samples of every metric; the medians are reported.
+#[derive(Default)]
+pub(super) struct Samples(BTreeMap<&'static str, Vec<f64>>);
+
+impl Samples {
+    pub(super) fn add(&mut self, metric: &'static str, value: f64) {
+        tracing::info!(metric, value, "measured");
+        self.0.entry(metric).or_default().push(value);
+    }
+
+    fn medians(self) -> BTreeMap<&'static str, f64> {
+        let median = |mut values: Vec<f64>| {
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        self.0.into_iter().map(|(metric, values)| (metric, median(values))).collect()
+    }
+}
+
+/// Measures everything and reports.
+pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxError> {
+    let size = if args.quick { QUICK } else { FULL };
+    let target = Target::create(&args.store).await?;
+    let measured = measure(&target, size, &queries).await;
+    let versions = BTreeMap::from([
+        ("tramline", env!("CARGO_PKG_VERSION").to_owned()),
+        ("store", target.version().await?),
+    ]);
+    target.remove().await?;
+    let report = Report { store: target.kind().to_owned(), versions, metrics: measured?.medians() };
+    if let Some(path) = args.json {
+        std::fs::write(path, serde_json::to_string_pretty(&report)?)?;
+    }
+    let mut out = std::io::stdout();
+    for (metric, value) in &report.metrics {
+        writeln!(out, "{metric:<26} {value:>14.1}")?;
+    }
+    Ok(())
+}
+
+/// The rounds of the row loop and of Tramline alternate, so that both meet the same machine.
+async fn measure(target: &Target, size: Size, queries: &QueryCounter) -> Result<Samples, BoxError> {
+    let mut samples = Samples::default();
+    for round in 0..size.rounds {
+        row_loop(target, size, &mut samples).await?;
+        emit::singles(target, size, round, &mut samples).await?;
+        drain::bulk(target, size, round, &mut samples).await?;
+        drain::keyed(target, size, round, &mut samples).await?;
+        latency::measure(target, size, round, &mut samples).await?;
+        drain::backlog_small(target, round, &mut samples).await?;
+    }
+    drain::backlog_large(target, size, &mut samples).await?;
+    drain::statements(target, size, queries, &mut samples).await?;
+    samples.add("idle_cpu_percent", process::idle_cpu(target, size.idle).await?);
+    samples.add("peak_rss_mb", process::peak_rss_mb()?);
+    Ok(samples)
+}
+
+async fn row_loop(target: &Target, size: Size, samples: &mut Samples) -> Result<(), BoxError> {
+    let payload = [b'x'; PAYLOAD];
+    let (figures, commit) = match target {
+        Target::Sqlite { url } => {
+            (row_sqlite::run(url, size.events, &payload).await?, row_sqlite::commit_us(url, 200).await?)
+        }
+        Target::Postgres { server, .. } => (
+            row_postgres::run(server, size.events, &payload).await?,
+            row_postgres::commit_us(server, 200).await?,
+        ),
+    };
+    samples.add("row_insert", figures.insert);
+    samples.add("row_drain", figures.drain);
+    samples.add("commit_us", commit);
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! A private place in the store that is measured: a file or a schema of its own.
+
+use super::row::BoxError;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use tramline::Tramline;
+
+/// What is measured.
+pub(super) enum Target {
+    /// A file beside the one that was named.
+    Sqlite {
+        /// Its URL.
+        url: String,
+    },
+    /// A schema in the database that was named.
+    Postgres {
+        /// The URL of the database.
+        server: String,
+        /// The URL with the schema.
+        url: String,
+        schema: String,
+    },
+}
+
+impl Target {
+    /// Names the place; opening it creates it.
+    pub(super) async fn create(store: &str) -> Result<Target, BoxError> {
+        let name = format!("bench_{}", std::process::id());
+        if let Some(path) = store.strip_prefix("sqlite://") {
+            return Ok(Target::Sqlite { url: format!("sqlite://{path}.{name}") });
+        }
+        if store.starts_with("postgres") {
+            let sign = if store.contains('?') { '&' } else { '?' };
+            let url = format!("{store}{sign}schema={name}");
+            return Ok(Target::Postgres { server: store.to_owned(), url, schema: name });
+        }
+        Err("bench measures sqlite://path and postgres://user@host/db; memory is not durable".into())
+    }
+
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Target::Sqlite { .. } => "sqlite",
+            Target::Postgres { .. } => "postgres",
+        }
+    }
+
+    /// How many worker tasks drain, and how many callers emit in bulk.
+    pub(super) fn tasks(&self) -> usize {
+        match self {
+            Target::Sqlite { .. } => 1,
+            Target::Postgres { .. } => 4,
+        }
+    }
+
+    pub(super) async fn open(&self) -> Result<Tramline, BoxError> {
+        let (Target::Sqlite { url } | Target::Postgres { url, .. }) = self;
+        Ok(Tramline::open(url).await?)
+    }
+
+    /// A second handle for the worker where the emitter and the worker are to have connections of their own.
+    pub(super) async fn open_beside(&self, tram: &Tramline) -> Result<Tramline, BoxError> {
+        match self {
+            Target::Sqlite { .. } => Ok(tram.clone()),
+            Target::Postgres { .. } => self.open().await,
+        }
+    }
+
+    pub(super) async fn version(&self) -> Result<String, BoxError> {
+        match self {
+            Target::Sqlite { .. } => Ok(rusqlite::version().to_owned()),
+            Target::Postgres { server, .. } => {
+                let mut connection = PgConnection::connect(server).await?;
+                Ok(sqlx::query_scalar("SHOW server_version").fetch_one(&mut connection).await?)
+            }
+        }
+    }
+
+    /// Removes the file or schema.
+    pub(super) async fn remove(&self) -> Result<(), BoxError> {
+        match self {
+            Target::Sqlite { url } => {
+                let path = url.trim_start_matches("sqlite://");
+                for suffix in ["", "-wal", "-shm"] {
+                    std::fs::remove_file(format!("{path}{suffix}")).ok(); // what was never made need not go
+                }
+            }
+            Target::Postgres { server, schema, .. } => {
+                let mut connection = PgConnection::connect(server).await?;
+                connection.execute(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE"))).await?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,354 @@
+//! Topics, subscriptions and rules, and the copy of them that every process keeps.
+
+use super::session::{Session, Texts};
+use crate::error::{Error, Result};
+use crate::model::id::{LaneId, SubscriptionId, TopicId};
+use crate::model::lane::DEFAULT_LANES;
+use crate::model::name;
+use crate::model::rule::{AuditEntry, Rule, RuleKind};
+use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
+use crate::model::time::{Time, millis};
+use crate::store::catalog::{Catalog, check_lanes};
+use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reads all topics and subscriptions. The version comes first: what is read later may be newer, never older.
+pub(super) async fn load(conn: &mut PgConnection, texts: &Texts) -> Result<Catalog> {
+    let sql = "SELECT value FROM tramline_meta WHERE name = 'catalog'";
+    let version = texts.query(sql).fetch_one(&mut *conn).await?.try_get(0)?;
+    let sql = "SELECT id, name, lanes, retention_ms, created_at FROM tramline_topic ORDER BY name";
+    let topics: Vec<Topic> =
+        texts.query(sql).fetch_all(&mut *conn).await?.iter().map(topic).collect::<Result<_>>()?;
+    let names: BTreeMap<TopicId, Arc<str>> =
+        topics.iter().map(|topic| (topic.id, topic.name.clone())).collect();
+    let sql = "SELECT s.id, s.name, s.policy, s.created_at, ARRAY(SELECT st.topic \
+               FROM tramline_subscription_topic st WHERE st.subscription = s.id) \
+               FROM tramline_subscription s ORDER BY s.name";
+    let mut subscriptions = Vec::new();
+    for row in texts.query(sql).fetch_all(&mut *conn).await? {
+        let consumed: Vec<i64> = row.try_get(4)?;
+        let mut topics: Vec<Arc<str>> =
+            consumed.iter().filter_map(|id| names.get(&TopicId(*id)).cloned()).collect();
+        topics.sort();
+        subscriptions.push(Subscription {
+            id: SubscriptionId(row.try_get(0)?),
+            name: row.try_get::<String, _>(1)?.into(),
+            topics,
+            policy: policy(row.try_get(2)?)?,
+            created_at: Time(row.try_get(3)?),
+        });
+    }
+    Ok(Catalog::new(version, topics, subscriptions))
+}
+
+fn topic(row: &PgRow) -> Result<Topic> {
+    Ok(Topic {
+        id: TopicId(row.try_get(0)?),
+        name: row.try_get::<String, _>(1)?.into(),
+        lanes: row.try_get::<i32, _>(2)?.cast_unsigned(),
+        retention: Duration::from_millis(row.try_get::<i64, _>(3)?.max(0).cast_unsigned()),
+        created_at: Time(row.try_get(4)?),
+    })
+}
+
+fn policy(text: &str) -> Result<Policy> {
+    serde_json::from_str(text).map_err(|error| {
+        Error::invalid("a stored policy cannot be read", "upgrade: it was written by a newer version")
+            .because(error)
+    })
+}
+
+/// Raises the version. Changes of the catalogue wait for each other here, until they are committed.
+async fn changed(session: &mut Session<'_>) -> Result<()> {
+    let query = session.query("UPDATE tramline_meta SET value = value + 1 WHERE name = 'catalog'");
+    session.run(query).await.map(|_| ())
+}
+
+/// Keeps emits away from topics until the transaction ends; waits for those under way. Sorted, so that two changes
+/// never wait in a circle. New emits queue behind a waiting change, so it must not wait long: see [`super::PATIENCE`].
+pub(super) async fn lock_topics(session: &mut Session<'_>, topics: &BTreeSet<TopicId>) -> Result<()> {
+    let sql = "SELECT pg_advisory_xact_lock('tramline_topic'::regclass::oid::int, t.topic::int) \
+               FROM unnest($1::bigint[]) AS t(topic)";
+    let query = session.query(sql).bind(topics.iter().map(|topic| topic.0).collect::<Vec<i64>>());
+    session.all(query).await.map(|_| ())
+}
+
+/// Keeps everything that writes slices of a subscription away until the transaction ends.
+async fn lock_subscription(session: &mut Session<'_>, id: SubscriptionId) -> Result<()> {
+    let sql = "SELECT pg_advisory_xact_lock('tramline_subscription'::regclass::oid::int, $1::int)";
+    let query = session.query(sql).bind(id.0 as i32);
+    session.all(query).await.map(|_| ())
+}
+
+/// Creates the topics that do not exist yet. Gives true if there were any.
+pub(super) async fn create_missing(session: &mut Session<'_>, names: &[&str]) -> Result<bool> {
+    let catalog = session.catalog.clone();
+    let missing: BTreeSet<&str> =
+        names.iter().copied().filter(|name| catalog.topic(name).is_none()).collect();
+    for name in &missing {
+        insert_topic(session, name, DEFAULT_LANES, DEFAULT_RETENTION).await?;
+    }
+    if !missing.is_empty() {
+        changed(session).await?;
+    }
+    Ok(!missing.is_empty())
+}
+
+/// `None` when another process created it first.
+async fn insert_topic(
+    session: &mut Session<'_>,
+    name: &str,
+    lanes: u32,
+    retention: Duration,
+) -> Result<Option<Topic>> {
+    name::check("topic", name)?;
+    let sql = "INSERT INTO tramline_topic (name, lanes, retention_ms, created_at) VALUES ($1, $2, $3, $4) \
+               ON CONFLICT DO NOTHING RETURNING id, name, lanes, retention_ms, created_at";
+    let query = session
+        .query(sql)
+        .bind(name.to_owned())
+        .bind(lanes.cast_signed())
+        .bind(millis(retention))
+        .bind(session.now.0);
+    session.all(query).await?.first().map(topic).transpose()
+}
+
+pub(super) async fn put_topic(session: &mut Session<'_>, put: &PutTopic) -> Result<Topic> {
+    check_lanes(put.lanes)?;
+    let catalog = session.catalog.clone();
+    let Some(old) = catalog.topic(&put.name) else {
+        let retention = put.retention.unwrap_or(DEFAULT_RETENTION);
+        let created = insert_topic(session, &put.name, put.lanes.unwrap_or(DEFAULT_LANES), retention).await?;
+        changed(session).await?;
+        return created
+            .ok_or_else(|| Error::unavailable("the topic was created at the same moment", "try again"));
+    };
+    old.check_change(put.lanes)?;
+    let topic = Topic { retention: put.retention.unwrap_or(old.retention), ..old.clone() };
+    if topic != *old {
+        let query = session
+            .query("UPDATE tramline_topic SET retention_ms = $2 WHERE id = $1")
+            .bind(topic.id.0)
+            .bind(millis(topic.retention));
+        session.run(query).await?;
+        changed(session).await?;
+    }
+    Ok(topic)
+}
+
+/// The caller has locked the topic.
+pub(super) async fn delete_topic(session: &mut Session<'_>, name: &str) -> Result<()> {
+    let catalog = session.catalog.clone();
+    let topic = catalog.require_topic(name)?.id.0;
+    catalog.check_unused(name)?;
+    for sql in [
+        "DELETE FROM tramline_chunk WHERE topic = $1",
+        "DELETE FROM tramline_head WHERE topic = $1",
+        "DELETE FROM tramline_idempotency WHERE topic = $1",
+        "DELETE FROM tramline_topic WHERE id = $1",
+    ] {
+        let query = session.query(sql).bind(topic);
+        session.run(query).await?;
+    }
+    changed(session).await
+}
+
+/// The subscription, if it is already as it shall be: most processes put theirs at every start.
+pub(super) fn as_wanted(catalog: &Catalog, put: &PutSubscription) -> Option<Subscription> {
+    let wanted: BTreeSet<&str> = put.topics.iter().map(String::as_str).collect();
+    let old = catalog.subscription_named(&put.name)?;
+    let same = old.policy == put.policy && old.topics.iter().map(|topic| &**topic).eq(wanted);
+    same.then(|| old.clone())
+}
+
+/// All topics that putting or deleting a subscription touches.
+pub(super) fn touched<'a>(
+    catalog: &'a Catalog,
+    name: &str,
+    wanted: impl Iterator<Item = &'a str>,
+) -> BTreeSet<TopicId> {
+    let had =
+        catalog.subscription_named(name).into_iter().flat_map(|old| old.topics.iter().map(|topic| &**topic));
+    had.chain(wanted).filter_map(|name| catalog.topic(name)).map(|topic| topic.id).collect()
+}
+
+/// The caller has created and locked the topics, and holds a catalogue that was read after that.
+pub(super) async fn put_subscription(
+    session: &mut Session<'_>,
+    put: &PutSubscription,
+) -> Result<Subscription> {
+    let catalog = session.catalog.clone();
+    let old = catalog.subscription_named(&put.name);
+    let (id, created_at) = write_subscription(session, old, put).await?;
+    let wanted: BTreeSet<&str> = put.topics.iter().map(String::as_str).collect();
+    let had: BTreeSet<&str> = old.iter().flat_map(|old| old.topics.iter().map(|topic| &**topic)).collect();
+    for name in wanted.difference(&had) {
+        join_topic(session, id, catalog.require_topic(name)?, put).await?;
+    }
+    if !had.is_subset(&wanted) {
+        lock_subscription(session, id).await?;
+    }
+    for name in had.difference(&wanted) {
+        leave_topic(session, id, catalog.require_topic(name)?.id).await?;
+    }
+    changed(session).await?;
+    let topics = wanted.into_iter().map(Arc::from).collect();
+    Ok(Subscription { id, name: put.name.as_str().into(), topics, policy: put.policy.clone(), created_at })
+}
+
+async fn write_subscription(
+    session: &mut Session<'_>,
+    old: Option<&Subscription>,
+    put: &PutSubscription,
+) -> Result<(SubscriptionId, Time)> {
+    let policy = serde_json::to_string(&put.policy).unwrap_or_default(); // plain values always serialise
+    if let Some(old) = old {
+        put.policy.check_change(&old.policy)?;
+        let sql = "UPDATE tramline_subscription SET policy = $2 WHERE id = $1";
+        let query = session.query(sql).bind(old.id.0).bind(policy);
+        session.run(query).await?;
+        return Ok((old.id, old.created_at));
+    }
+    let sql = "INSERT INTO tramline_subscription (name, policy, created_at) VALUES ($1, $2, $3) RETURNING id";
+    let query = session.query(sql).bind(put.name.clone()).bind(policy).bind(session.now.0);
+    let id = query.fetch_one(&mut *session.conn).await?.try_get(0)?;
+    Ok((SubscriptionId(id), session.now))
+}
+
+/// The topic is locked, so everything below the last number that was drawn is either committed or gone.
+async fn join_topic(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    topic: &Topic,
+    put: &PutSubscription,
+) -> Result<()> {
+    let sql = "INSERT INTO tramline_subscription_topic (subscription, topic, backfill_next, backfill_until) \
+               SELECT $1, $2, coalesce((SELECT min(c.chunk) FROM tramline_chunk c WHERE c.topic = $2 \
+               AND c.emitted_at >= $3), n.last + 1), n.last \
+               FROM (SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS last FROM tramline_chunk_number) n";
+    let since = match put.start {
+        Start::Now => i64::MAX,
+        Start::Beginning => i64::MIN,
+        Start::At(time) => time.0,
+    };
+    let query = session.query(sql).bind(id.0).bind(topic.id.0).bind(since);
+    session.run(query).await?;
+    if put.policy.is_ordered() {
+        let sql = "INSERT INTO tramline_lane (subscription, lane) SELECT $1, $2 + n FROM generate_series(0, $3 - 1) n";
+        let query =
+            session.query(sql).bind(id.0).bind(LaneId::of(topic.id, 0).0).bind(i64::from(topic.lanes));
+        session.run(query).await?;
+    }
+    Ok(())
+}
+
+/// All that a subscription still had to do of a topic goes.
+async fn leave_topic(session: &mut Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<()> {
+    for sql in [
+        "DELETE FROM tramline_lane WHERE subscription = $1 AND lane >= $2 AND lane < $3",
+        "DELETE FROM tramline_parked WHERE subscription = $1 AND lane >= $2 AND lane < $3",
+        "DELETE FROM tramline_gap WHERE subscription = $1 AND lane >= $2 AND lane < $3",
+    ] {
+        let next = LaneId::of(TopicId(topic.0 + 1), 0).0;
+        let query = session.query(sql).bind(id.0).bind(LaneId::of(topic, 0).0).bind(next);
+        session.run(query).await?;
+    }
+    for sql in [
+        "DELETE FROM tramline_slice s USING tramline_chunk c \
+         WHERE s.subscription = $1 AND c.chunk = s.chunk AND c.topic = $2",
+        "DELETE FROM tramline_subscription_topic WHERE subscription = $1 AND topic = $2",
+    ] {
+        let query = session.query(sql).bind(id.0).bind(topic.0);
+        session.run(query).await?;
+    }
+    Ok(())
+}
+
+/// The caller has locked the topics.
+pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -> Result<()> {
+    let id = session.catalog.require_subscription_named(name)?.id;
+    lock_subscription(session, id).await?;
+    for sql in [
+        "DELETE FROM tramline_slice WHERE subscription = $1",
+        "DELETE FROM tramline_lane WHERE subscription = $1",
+        "DELETE FROM tramline_parked WHERE subscription = $1",
+        "DELETE FROM tramline_gap WHERE subscription = $1",
+        "DELETE FROM tramline_rule WHERE subscription = $1",
+        "DELETE FROM tramline_audit WHERE subscription = $1",
+        "DELETE FROM tramline_subscription_topic WHERE subscription = $1",
+        "DELETE FROM tramline_subscription WHERE id = $1",
+    ] {
+        let query = session.query(sql).bind(id.0);
+        session.run(query).await?;
+    }
+    changed(session).await
+}
+
+pub(super) async fn rules(session: &mut Session<'_>, id: SubscriptionId) -> Result<Vec<Rule>> {
+    let sql = "SELECT kind, by, reason, since, until FROM tramline_rule \
+               WHERE subscription = $1 AND (until IS NULL OR until > $2) ORDER BY kind";
+    let query = session.query(sql).bind(id.0).bind(session.now.0);
+    let rows = session.all(query).await?;
+    let rule = |row: &PgRow| {
+        Ok(Rule {
+            kind: RuleKind::parse(row.try_get(0)?).unwrap_or(RuleKind::Block),
+            by: row.try_get(1)?,
+            reason: row.try_get(2)?,
+            since: Time(row.try_get(3)?),
+            until: row.try_get::<Option<i64>, _>(4)?.map(Time),
+        })
+    };
+    rows.iter().map(rule).collect()
+}
+
+pub(super) async fn set_rule(session: &mut Session<'_>, set: &SetRule) -> Result<()> {
+    session.catalog.require_subscription(set.subscription)?;
+    let (id, kind) = (set.subscription.0, set.kind.as_str());
+    match set.until {
+        None => {
+            let sql = "DELETE FROM tramline_rule WHERE subscription = $1 AND kind = $2";
+            let query = session.query(sql).bind(id).bind(kind);
+            session.run(query).await?;
+        }
+        Some(end) => {
+            let until = match end {
+                RuleEnd::Open => None,
+                RuleEnd::At(time) => Some(time.0),
+            };
+            let sql = "INSERT INTO tramline_rule AS r (subscription, kind, by, reason, since, until) \
+                       VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (subscription, kind) \
+                       DO UPDATE SET by = excluded.by, reason = excluded.reason, until = excluded.until";
+            let query = session.query(sql).bind(id).bind(kind).bind(set.by.clone()).bind(set.reason.clone());
+            let query = query.bind(session.now.0).bind(until);
+            session.run(query).await?;
+        }
+    }
+    let sql = "INSERT INTO tramline_audit (subscription, at, by, action, reason) VALUES ($1, $2, $3, $4, $5)";
+    let query = session.query(sql).bind(id).bind(session.now.0).bind(set.by.clone());
+    let query = query.bind(set.action()).bind(set.reason.clone());
+    session.run(query).await.map(|_| ())
+}
+
+pub(super) async fn audit(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    limit: u32,
+) -> Result<Vec<AuditEntry>> {
+    let sql =
+        "SELECT at, by, action, reason FROM tramline_audit WHERE subscription = $1 ORDER BY id DESC LIMIT $2";
+    let query = session.query(sql).bind(id.0).bind(i64::from(limit));
+    let rows = session.all(query).await?;
+    let entry = |row: &PgRow| {
+        Ok(AuditEntry {
+            at: Time(row.try_get(0)?),
+            by: row.try_get(1)?,
+            action: row.try_get(2)?,
+            reason: row.try_get(3)?,
+        })
+    };
+    rows.iter().map(entry).collect()
+}

@@ -1,0 +1,165 @@
+//! Claim where there is no order. Ordered subscriptions: see [`super::order`].
+
+use super::order;
+use super::rows::{apply, chunks, slices};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::id::{ChunkId, SubscriptionId, TopicId};
+use crate::model::mask::Mask;
+use crate::model::rule::RuleKind;
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::Policy;
+use crate::model::time::Time;
+use crate::plan::Changes;
+use crate::plan::claim::{Taker, take};
+use crate::plan::expire::expire;
+use crate::store::claimed::RawClaim;
+use crate::store::verbs::{Claim, Suspects};
+use sqlx::Row;
+use std::collections::HashMap;
+
+/// How many expired leases one claim looks after.
+const EXPIRED: i64 = 64;
+
+/// What there is to do besides taking: one look before anything is locked.
+pub(super) struct Outlook {
+    /// Topics whose retained events are still being written: ordered claims stay below these chunks.
+    pub(super) backfills: HashMap<TopicId, ChunkId>,
+    /// Leases have ended that nobody looked after yet.
+    pub(super) expired: bool,
+    /// There are suspects.
+    pub(super) suspects: bool,
+}
+
+/// Takes events. Decoding is left to the caller, outside the transaction.
+pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<RawClaim> {
+    let catalog = session.catalog.clone();
+    let policy = &catalog.require_subscription(claim.subscription)?.policy;
+    let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
+    let (stopped_by, outlook) = look_out(session, claim.subscription).await?;
+    raw.stopped_by = stopped_by;
+    if raw.stopped_by.is_some() {
+        return Ok(raw);
+    }
+    raw.backfilling = !outlook.backfills.is_empty();
+    let mut taker = Taker::new(claim, policy, session.now);
+    raw.until = taker.until;
+    if policy.is_ordered() {
+        order::claim(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
+    } else {
+        unordered(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
+    }
+    let read = chunks(session, raw.missing().into_iter()).await?;
+    raw.chunks.extend(read);
+    Ok(raw)
+}
+
+/// Rules, back-fills, and whether there are expired leases or suspects: ten index probes each, one per priority, however
+/// many slices are leased. (A condition on `pos` alone would read every leased slice.)
+async fn look_out(session: &mut Session<'_>, id: SubscriptionId) -> Result<(Option<RuleKind>, Outlook)> {
+    let sql = "SELECT \
+        ARRAY(SELECT r.kind FROM tramline_rule r WHERE r.subscription = $1 AND (r.until IS NULL OR r.until > $2)), \
+        b.topics, b.next, \
+        EXISTS (SELECT 1 FROM generate_series(0, 9) AS p(rank), unnest('{1,7}'::smallint[]) AS t(state) \
+            WHERE EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = t.state \
+            AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2)) \
+        OR EXISTS (SELECT 1 FROM tramline_lane l WHERE l.subscription = $1 AND l.owner <> 0 AND l.until <= $2), \
+        EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2) \
+        FROM (SELECT coalesce(array_agg(st.topic), '{}') AS topics, coalesce(array_agg(st.backfill_next), '{}') AS next \
+            FROM tramline_subscription_topic st \
+            WHERE st.subscription = $1 AND st.backfill_next <= st.backfill_until) b";
+    let query = session.query(sql).bind(id.0).bind(session.now.0);
+    let row = query.fetch_one(&mut *session.conn).await?;
+    let kinds: Vec<String> = row.try_get(0)?;
+    let (topics, next): (Vec<i64>, Vec<i64>) = (row.try_get(1)?, row.try_get(2)?);
+    let outlook = Outlook {
+        backfills: topics.into_iter().map(TopicId).zip(next.into_iter().map(ChunkId)).collect(),
+        expired: row.try_get(3)?,
+        suspects: row.try_get(4)?,
+    };
+    // A block before a pause.
+    Ok((kinds.iter().filter_map(|kind| RuleKind::parse(kind)).max(), outlook))
+}
+
+async fn unordered(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    outlook: &Outlook,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let id = claim.subscription;
+    let mut changes = Changes::default();
+    let mut suspects = outlook.suspects;
+    if outlook.expired {
+        suspects |= expire_leases(session, id, policy).await?;
+    }
+    if suspects && claim.suspects == Suspects::TakeOne {
+        let one = due(session, id, State::Suspect, 1).await?;
+        if !one.is_empty() {
+            raw.slices = take(one, taker, &mut changes);
+            return apply(session, id, &changes).await;
+        }
+    }
+    raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
+    let mut limit = slices_wanted(taker);
+    while !taker.is_full() {
+        let ready = due(session, id, State::Ready, limit).await?;
+        let all = (ready.len() as i64) < limit;
+        raw.slices.extend(take(ready, taker, &mut changes));
+        apply(session, id, &changes).await?;
+        changes = Changes::default();
+        if all {
+            break;
+        }
+        limit = (limit * 4).min(i64::from(taker.events));
+    }
+    if !taker.is_full() {
+        raw.next_due = next_due(session, id).await?;
+    }
+    Ok(())
+}
+
+/// How many rows to lock at first: as if they were full, but not so few that small ones cost many rounds. Those that are
+/// locked and not taken are free again at the end of the transaction.
+fn slices_wanted(taker: &Taker) -> i64 {
+    let full = if taker.single { taker.events } else { taker.events.div_ceil(Mask::CAPACITY) };
+    i64::from(full.max(taker.events.min(32)))
+}
+
+/// Locks due slices of one state, by priority and then time.
+///
+/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`: one range per priority, read in order and left as
+/// soon as there is enough, so that neither what is not due nor what is not wanted costs anything. `ORDER BY rank, pos`
+/// over all priorities would walk through everything that is delayed in the first one to get to the second.
+async fn due(session: &mut Session<'_>, id: SubscriptionId, state: State, limit: i64) -> Result<Vec<Slice>> {
+    let query = session.query(DUE).bind(id.0).bind(state as i16).bind(session.now.0).bind(limit);
+    slices(&session.all(query).await?)
+}
+
+pub(super) const DUE: &str = "SELECT {slice} FROM generate_series(0, 9) AS p(rank) CROSS JOIN LATERAL ( \
+    SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = $2 AND s.lane = 0 AND s.rank = p.rank \
+    AND s.pos <= $3 ORDER BY s.pos LIMIT $4 FOR UPDATE SKIP LOCKED) s LIMIT $4";
+
+/// Leases that have ended make their slices suspect, or dead. True if there are suspects now.
+async fn expire_leases(session: &mut Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<bool> {
+    let mut changes = Changes::default();
+    for state in [State::Leased, State::Consumed] {
+        for slice in due(session, id, state, EXPIRED).await? {
+            expire(slice, policy, session.now, None, &mut changes);
+        }
+    }
+    apply(session, id, &changes).await?;
+    Ok(!changes.update.is_empty())
+}
+
+/// The next time at which something becomes due: a delay or a lease that ends. One index probe per state and priority.
+async fn next_due(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
+    let sql = "SELECT min(f.pos) FROM generate_series(0, 9) AS p(rank), unnest('{0,1,7}'::smallint[]) AS t(state) \
+               CROSS JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 \
+               AND s.state = t.state AND s.lane = 0 AND s.rank = p.rank AND s.pos > $2 ORDER BY s.pos LIMIT 1) f";
+    let query = session.query(sql).bind(id.0).bind(session.now.0);
+    let next: Option<i64> = query.fetch_one(&mut *session.conn).await?.try_get(0)?;
+    Ok(next.map(Time))
+}

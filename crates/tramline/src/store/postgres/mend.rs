@@ -1,0 +1,252 @@
+//! Replay, drop, cancel, resend, release of parked keys, and adoption: changes that somebody asks for.
+
+use super::look::slices_of;
+use super::order::{load_keys, load_marks, lock};
+use super::rows::{apply, chunks, slices, write_lanes};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
+use crate::model::lane::{self, Lane};
+use crate::model::mask::Mask;
+use crate::model::slice::{Slice, State};
+use crate::plan::mend::{adopt as plan_adopt, find, hasten, remove, replay, resend as plan_resend};
+use crate::plan::{Changes, LaneView};
+use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
+use sqlx::Row;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+const BURIED: [State; 2] = [State::Held, State::Dead];
+
+/// Slices that are about to change, under the locks of their lanes, and what changes.
+struct Bench {
+    id: SubscriptionId,
+    views: BTreeMap<LaneId, LaneView>,
+    slices: Vec<Slice>,
+    changes: Changes,
+}
+
+impl Bench {
+    /// Locks the lanes of what is there, then the slices of chunks that are in certain states. What was seen before a
+    /// lane was locked may have moved: only what is read after counts.
+    async fn lay(
+        session: &mut Session<'_>,
+        id: SubscriptionId,
+        chunks: &[i64],
+        states: &[State],
+    ) -> Result<Bench> {
+        let seen = slices_of(session, chunks).await?;
+        let lanes: BTreeSet<LaneId> =
+            seen.iter().filter(|s| s.subscription == id && s.is_ordered()).map(|slice| slice.lane).collect();
+        let mut views = if lanes.is_empty() { BTreeMap::new() } else { lock(session, id, &lanes).await? };
+        let sql = "SELECT {slice} FROM tramline_slice s WHERE s.chunk = ANY($2) AND s.subscription = $1 \
+                   AND s.state = ANY($3) ORDER BY s.chunk, s.id FOR UPDATE";
+        let states: Vec<i16> = states.iter().map(|state| *state as i16).collect();
+        let query = session.query(sql).bind(id.0).bind(chunks.to_vec()).bind(states);
+        let slices = slices(&session.all(query).await?)?;
+        load_keys(session, &mut views, &slices).await?;
+        load_marks(session, &mut views, &slices).await?;
+        Ok(Bench { id, views, slices, changes: Changes::default() })
+    }
+
+    async fn done(self, session: &mut Session<'_>) -> Result<()> {
+        apply(session, self.id, &self.changes).await?;
+        let lanes: Vec<&Lane> = self.views.values().map(|view| &view.lane).collect();
+        write_lanes(session, &lanes).await
+    }
+}
+
+fn by_chunk<'a>(ids: impl IntoIterator<Item = &'a EventId>) -> BTreeMap<ChunkId, Mask> {
+    let mut chunks = BTreeMap::new();
+    for id in ids {
+        let mask: &mut Mask = chunks.entry(id.chunk()).or_default();
+        *mask = mask.plus(Mask::of(id.index()));
+    }
+    chunks
+}
+
+pub(super) async fn revive(session: &mut Session<'_>, revive: &Revive) -> Result<u64> {
+    session.catalog.require_subscription(revive.subscription)?;
+    let (wanted, since) = match &revive.which {
+        Which::Ids(ids) => (Some(by_chunk(ids)), i64::MIN),
+        Which::All => (None, i64::MIN),
+        Which::Since(time) => (None, time.0),
+    };
+    let chunks: Vec<i64> = match &wanted {
+        Some(wanted) => wanted.keys().map(|chunk| chunk.0).collect(),
+        None => buried_chunks(session, revive.subscription, since).await?,
+    };
+    let mut bench = Bench::lay(session, revive.subscription, &chunks, &BURIED).await?;
+    let mut count = 0;
+    for slice in bench.slices.iter().filter(|slice| slice.due_at.0 >= since) {
+        let mask = match &wanted {
+            Some(wanted) => wanted.get(&slice.chunk).map_or(Mask::EMPTY, |wanted| slice.mask.and(*wanted)),
+            None => slice.mask,
+        };
+        if mask.is_empty() {
+            continue;
+        }
+        count += u64::from(mask.count());
+        match revive.how {
+            Revival::Replay => replay(slice, mask, session.now, &mut bench.changes),
+            Revival::Drop => remove(slice, mask, bench.views.get_mut(&slice.lane), &mut bench.changes),
+        }
+    }
+    bench.done(session).await?;
+    Ok(count)
+}
+
+async fn buried_chunks(session: &mut Session<'_>, id: SubscriptionId, since: i64) -> Result<Vec<i64>> {
+    let sql = "SELECT DISTINCT s.chunk FROM tramline_slice s \
+               WHERE s.subscription = $1 AND s.state IN (5, 6) AND s.due_at >= $2";
+    let query = session.query(sql).bind(id.0).bind(since);
+    session.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<str>>> {
+    let chunk = cancel.id.chunk().0;
+    let seen = slices_of(session, &[chunk]).await?;
+    let catalog = session.catalog.clone();
+    let mask = Mask::of(cancel.id.index());
+    let free = [State::Ready, State::Suspect, State::Waiting, State::Parked, State::Held];
+    let mut cancelled = Vec::new();
+    for id in seen
+        .iter()
+        .filter(|slice| slice.mask.covers(mask))
+        .map(|slice| slice.subscription)
+        .collect::<BTreeSet<_>>()
+    {
+        let mut bench = Bench::lay(session, id, &[chunk], &free).await?;
+        let Some(slice) = find(&bench.slices, cancel.id).cloned() else { continue };
+        remove(&slice, mask, bench.views.get_mut(&slice.lane), &mut bench.changes);
+        bench.done(session).await?;
+        cancelled.push(catalog.require_subscription(id)?.name.clone());
+    }
+    Ok(cancelled)
+}
+
+/// The chunks are locked: two resends of one event, or a resend and the end of its retention, come one after the other.
+pub(super) async fn resend(session: &mut Session<'_>, resend: &Resend) -> Result<u64> {
+    let catalog = session.catalog.clone();
+    let subscription = catalog.require_subscription(resend.subscription)?;
+    let wanted = by_chunk(&resend.ids);
+    let numbers: Vec<i64> = wanted.keys().map(|chunk| chunk.0).collect();
+    let sql = "SELECT chunk FROM tramline_chunk WHERE chunk = ANY($1) ORDER BY chunk FOR UPDATE";
+    let query = session.query(sql).bind(numbers.clone());
+    session.all(query).await?;
+    let rows = chunks(session, wanted.keys().copied()).await?;
+    let mut bench = Bench::lay(session, resend.subscription, &numbers, &BURIED).await?;
+    let known = slices_of(session, &numbers).await?;
+    let mut count = 0;
+    for (chunk, wanted) in wanted {
+        let Some(row) = rows.get(&chunk) else { continue };
+        let Some(topic) = catalog.topic_by_id(row.topic).filter(|t| subscription.topics.contains(&t.name))
+        else {
+            continue;
+        };
+        let own =
+            known.iter().filter(|slice| slice.subscription == resend.subscription && slice.chunk == chunk);
+        let open = own.fold(Mask::EMPTY, |mask, slice| mask.plus(slice.mask));
+        for slice in bench.slices.iter().filter(|slice| slice.chunk == chunk) {
+            let mask = slice.mask.and(wanted);
+            if !mask.is_empty() {
+                count += u64::from(mask.count());
+                replay(slice, mask, session.now, &mut bench.changes);
+            }
+        }
+        let keys = row.keys()?;
+        let mut lanes: BTreeMap<LaneId, Mask> = BTreeMap::new();
+        for index in wanted.minus(open).iter().filter(|index| (*index as usize) < keys.len()) {
+            let lane = match &keys[index as usize] {
+                Some(key) if subscription.policy.is_ordered() => lane::of(topic.id, topic.lanes, key),
+                None if subscription.policy.is_ordered() => LaneId::of(topic.id, 0),
+                _ => LaneId::UNORDERED,
+            };
+            let mask = lanes.entry(lane).or_default();
+            *mask = mask.plus(Mask::of(index));
+        }
+        for (lane, mask) in lanes {
+            count += u64::from(mask.count());
+            let bytes = row.body.len() as u32;
+            plan_resend(resend.subscription, lane, chunk, mask, session.now, bytes, &mut bench.changes);
+        }
+    }
+    bench.done(session).await?;
+    Ok(count)
+}
+
+pub(super) async fn release_parked(session: &mut Session<'_>, release: &ReleaseParked) -> Result<u64> {
+    session.catalog.require_subscription(release.subscription)?;
+    let events = blockers(session, release).await?;
+    let chunks: Vec<i64> = events.iter().map(|event| event.chunk().0).collect();
+    let mut bench =
+        Bench::lay(session, release.subscription, &chunks, &[State::Waiting, State::Held]).await?;
+    let mut count = 0;
+    // Several keys may wait for events of one slice: they change together, because each changes the row.
+    for slice in &bench.slices {
+        let mask: Mask = slice.events().filter(|event| events.contains(event)).map(EventId::index).collect();
+        if mask.is_empty() {
+            continue;
+        }
+        hasten(slice, mask, session.now, &mut bench.changes);
+        if let Some(view) = bench.views.get_mut(&slice.lane) {
+            view.lane.halted_until = view.lane.halted_until.min(session.now);
+        }
+        count += u64::from(mask.count());
+    }
+    bench.done(session).await?;
+    Ok(count)
+}
+
+/// The events that the keys in question wait for.
+async fn blockers(session: &mut Session<'_>, release: &ReleaseParked) -> Result<BTreeSet<EventId>> {
+    let id = release.subscription.0;
+    let query = if release.keys.is_empty() {
+        session.query("SELECT blocked_by FROM tramline_parked WHERE subscription = $1").bind(id)
+    } else {
+        let (mut lanes, mut keys) = (Vec::new(), Vec::new());
+        for (topic, key) in &release.keys {
+            let topic = session.catalog.require_topic(topic)?;
+            lanes.push(lane::of(topic.id, topic.lanes, key).0);
+            keys.push(key.clone());
+        }
+        let sql = "SELECT p.blocked_by FROM tramline_parked p JOIN unnest($2::bigint[], $3::text[]) AS u(lane, key) \
+                   ON p.subscription = $1 AND p.lane = u.lane AND p.key = u.key";
+        session.query(sql).bind(id).bind(lanes).bind(keys)
+    };
+    session.all(query).await?.iter().map(|row| Ok(EventId(row.try_get(0)?))).collect()
+}
+
+pub(super) async fn adopt(session: &mut Session<'_>, adopt: &Adopt) -> Result<Vec<EventId>> {
+    session.catalog.require_subscription(adopt.subscription)?;
+    let events: BTreeSet<EventId> =
+        adopt.consumed.iter().flat_map(|(_, events)| events.iter().copied()).collect();
+    let chunks: Vec<i64> = by_chunk(&events).into_keys().map(|chunk| chunk.0).collect();
+    let mut bench = Bench::lay(session, adopt.subscription, &chunks, &[State::Consumed, State::Dead]).await?;
+    let mut adopted = Vec::new();
+    for slice in &bench.slices {
+        let consumed = slice.state == State::Consumed;
+        let mine = |lease| consumed && slice.lease() == lease;
+        // A sweep may have been faster and called it interrupted; the journal knows that it never started.
+        let interrupted = slice.is_interrupted() && !consumed;
+        let mask: Mask = adopt
+            .consumed
+            .iter()
+            .filter(|(lease, _)| interrupted || mine(*lease))
+            .flat_map(|(_, events)| events.iter().filter(|event| event.chunk() == slice.chunk))
+            .map(|event| event.index())
+            .collect();
+        let mask = mask.and(slice.mask);
+        if mask.is_empty() {
+            continue;
+        }
+        if let (true, Some(view)) = (consumed && mask == slice.mask, bench.views.get_mut(&slice.lane)) {
+            view.lane.leased -= 1;
+            view.let_go();
+        }
+        plan_adopt(slice, mask, session.now, &mut bench.changes);
+        adopted.extend(slice.part(mask).events());
+    }
+    bench.done(session).await?;
+    Ok(adopted)
+}

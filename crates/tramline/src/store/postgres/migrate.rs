@@ -1,0 +1,95 @@
+//! Migrations: versioned, all in one transaction, safe when many processes start at once.
+
+use super::session::qualify;
+use crate::error::{Error, Result};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+
+/// Every migration, oldest first. They are never changed once released.
+const MIGRATIONS: &[(i64, &str)] =
+    &[(1, include_str!("migrations/0001_core.sql")), (2, include_str!("migrations/0002_emit.sql"))];
+
+const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";
+
+/// The oldest server that has everything: bit_count came with 14.
+const OLDEST: i32 = 140_000;
+
+/// All migrations as SQL, to be read or run by hand.
+pub(super) fn sql(schema: Option<&str>) -> String {
+    let mut text = String::new();
+    if let Some(schema) = schema {
+        text.push_str(&format!("CREATE SCHEMA IF NOT EXISTS {schema};\n"));
+    }
+    text.push_str(&format!("{VERSIONS};\n"));
+    for (version, sql) in MIGRATIONS {
+        let done = format!("INSERT INTO tramline_migration VALUES ({version});");
+        text.push_str(&format!("\n-- migration {version}\n{sql}{done}\n"));
+    }
+    match schema {
+        Some(schema) => qualify(&text, schema),
+        None => text,
+    }
+}
+
+/// Brings the database up to date and gives the schema in which the tables are.
+pub(super) async fn run(conn: &mut PgConnection, schema: Option<&str>) -> Result<String> {
+    let row = sqlx::query("SELECT current_setting('server_version_num')::int, quote_ident(current_schema())")
+        .persistent(false)
+        .fetch_one(&mut *conn)
+        .await?;
+    let server: i32 = row.try_get(0)?;
+    if server < OLDEST {
+        let found = format!("the server is PostgreSQL {}", server / 10_000);
+        return Err(Error::unavailable(found, "use PostgreSQL 14 or newer"));
+    }
+    let first: Option<String> = row.try_get(1)?;
+    let schema = schema.map(str::to_owned).or(first).ok_or_else(|| {
+        Error::unavailable("the search path names no schema that exists", "set schema=NAME in the URL")
+    })?;
+    let mut tx = conn.begin().await?;
+    apply(&mut tx, &schema).await?;
+    tx.commit().await?;
+    Ok(schema)
+}
+
+async fn apply(conn: &mut PgConnection, schema: &str) -> Result<()> {
+    // Not the two-number form: its space belongs to the locks of topics and subscriptions.
+    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('tramline migrations of ' || $1, 0))")
+        .bind(schema)
+        .persistent(false)
+        .execute(&mut *conn)
+        .await?;
+    let execute = async |conn: &mut PgConnection, sql: &str| {
+        sqlx::raw_sql(AssertSqlSafe(qualify(sql, schema))).execute(conn).await.map(|_| ())
+    };
+    if !exists(conn, schema).await? {
+        // Only if need be: creating needs a right that a service may have lost since.
+        let known =
+            sqlx::query("SELECT 1 FROM pg_namespace WHERE nspname = $1").bind(schema).persistent(false);
+        if known.fetch_optional(&mut *conn).await?.is_none() {
+            execute(conn, &format!("CREATE SCHEMA IF NOT EXISTS {schema}")).await?;
+        }
+        execute(conn, VERSIONS).await?;
+    }
+    let current = format!("SELECT coalesce(max(version), 0) FROM {schema}.tramline_migration");
+    let row = sqlx::query(AssertSqlSafe(current)).persistent(false).fetch_one(&mut *conn).await?;
+    let current: i64 = row.try_get(0)?;
+    let newest = MIGRATIONS.last().map_or(0, |(version, _)| *version);
+    if current > newest {
+        return Err(Error::conflict(
+            format!("the database is at version {current}, this program knows {newest}"),
+            "run a newer version of the program",
+        ));
+    }
+    for (version, sql) in MIGRATIONS.iter().filter(|(version, _)| *version > current) {
+        execute(conn, sql).await?;
+        execute(conn, &format!("INSERT INTO tramline_migration VALUES ({version})")).await?;
+        tracing::info!(version, schema, "database migrated");
+    }
+    Ok(())
+}
+
+async fn exists(conn: &mut PgConnection, schema: &str) -> Result<bool> {
+    let table = format!("{schema}.tramline_migration");
+    let query = sqlx::query("SELECT to_regclass($1) IS NOT NULL").bind(table).persistent(false);
+    Ok(query.fetch_one(conn).await?.try_get(0)?)
+}

@@ -1,0 +1,210 @@
+-- CRC-32 (IEEE) of a key, half a byte at a time: the same as model::lane::hash, for ever.
+CREATE FUNCTION tramline_hash(key text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+DECLARE
+    half constant bigint[] := '{0,498536548,997073096,651767980,1994146192,1802195444,1303535960,1342533948,
+        3988292384,4027552580,3604390888,3412177804,2607071920,2262029012,2685067896,3183342108}';
+    bytes constant bytea := convert_to(key, 'UTF8');
+    crc bigint := 4294967295;
+BEGIN
+    FOR at IN 0 .. length(bytes) - 1 LOOP
+        crc := crc # get_byte(bytes, at);
+        crc := (crc >> 4) # half[(crc & 15) + 1];
+        crc := (crc >> 4) # half[(crc & 15) + 1];
+    END LOOP;
+    RETURN crc # 4294967295;
+END $$;
+
+-- Locks topics against changes of their subscriptions, until the transaction ends. Whoever draws chunk numbers must hold
+-- this lock before: readers of the log look for it to know what is still being written. Gives the version of the catalogue
+-- from then on. A transaction that looks at an old snapshot would miss a new subscription without noticing: there, the
+-- row lock fails if the catalogue has changed since.
+CREATE FUNCTION tramline_lock_topics(topics bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    version bigint;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared('tramline_topic'::regclass::oid::int, topic::int)
+    FROM unnest(topics) AS t(topic);
+    IF current_setting('transaction_isolation') = 'read committed' THEN
+        SELECT value INTO version FROM tramline_meta WHERE name = 'catalog';
+    ELSE
+        SELECT value INTO version FROM tramline_meta WHERE name = 'catalog' FOR SHARE;
+    END IF;
+    RETURN version;
+END $$;
+
+-- Writes planned chunks: locks the heads, then draws the numbers, then writes. One statement would not do: its snapshot
+-- is older than the locks it waits for. Events of the plan are named by (chunk of the plan, from 1) * 64 + index; a
+-- negative link names a head of the plan. emitted_at is NULL, and nothing is written, when the plan was made from
+-- another version of the catalogue.
+CREATE FUNCTION tramline_emit_group(
+    plan_version bigint, at_time bigint, wait_ms bigint, topics bigint[],
+    head_topics bigint[], head_keys text[], head_lasts bigint[], head_states bytea[],
+    chunk_topics bigint[], chunk_counts int[], chunk_bytes int[], chunk_metas text[], chunk_bodies bytea[],
+    prev_chunks int[], prev_links bigint[], main_chunks int[], main_links bigint[],
+    slice_chunks int[], slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[],
+    slice_afters bigint[], slice_ats bigint[], slice_masks bigint[],
+    OUT stored_at bigint, OUT chunks bigint[], OUT heads bigint[]
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+    version bigint;
+BEGIN
+    IF wait_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', wait_ms::text, true);
+    END IF;
+    version := tramline_lock_topics(topics);
+    IF version <> plan_version THEN
+        RETURN;
+    END IF;
+    heads := '{}';
+    IF cardinality(head_keys) > 0 THEN
+        -- Both in the order of the keys: two emits that share keys wait for each other and never in a circle.
+        INSERT INTO tramline_head (topic, key, last_id)
+        SELECT k.topic, k.key, 0 FROM unnest(head_topics, head_keys) WITH ORDINALITY AS k(topic, key, place)
+        ORDER BY k.place
+        ON CONFLICT DO NOTHING;
+        SELECT array_agg(l.last_id ORDER BY l.place) INTO heads FROM (
+            SELECT h.last_id, k.place
+            FROM unnest(head_topics, head_keys) WITH ORDINALITY AS k(topic, key, place)
+            JOIN tramline_head h ON h.topic = k.topic AND h.key = k.key
+            ORDER BY k.place
+            FOR UPDATE OF h
+        ) l;
+    END IF;
+    stored_at := coalesce(at_time, tramline_now());
+    SELECT array_agg(nextval('tramline_chunk_number')) INTO chunks
+    FROM generate_series(1, cardinality(chunk_topics));
+
+    INSERT INTO tramline_chunk (chunk, topic, emitted_at, count, bytes, meta, prevs, mains, body)
+    SELECT chunks[c.place], c.topic, stored_at, c.count, c.bytes, c.meta, p.ids, m.ids, c.body
+    FROM unnest(chunk_topics, chunk_counts, chunk_bytes, chunk_metas, chunk_bodies)
+        WITH ORDINALITY AS c(topic, count, bytes, meta, body, place)
+    LEFT JOIN (
+        SELECT l.chunk, array_agg(CASE WHEN l.link < 0 THEN heads[-l.link] WHEN l.link = 0 THEN 0
+            ELSE chunks[l.link >> 6] * 64 + (l.link & 63) END ORDER BY l.place) AS ids
+        FROM unnest(prev_chunks, prev_links) WITH ORDINALITY AS l(chunk, link, place) GROUP BY l.chunk
+    ) p ON p.chunk = c.place
+    LEFT JOIN (
+        SELECT l.chunk, array_agg(CASE WHEN l.link = 0 THEN 0
+            ELSE chunks[l.link >> 6] * 64 + (l.link & 63) END ORDER BY l.place) AS ids
+        FROM unnest(main_chunks, main_links) WITH ORDINALITY AS l(chunk, link, place) GROUP BY l.chunk
+    ) m ON m.chunk = c.place
+    ORDER BY c.place;
+
+    INSERT INTO tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes)
+    SELECT chunks[s.chunk], s.subscription, 0, s.lane, s.rank,
+        CASE WHEN s.lane = 0 THEN d.due_at ELSE chunks[s.chunk] END, s.mask, d.due_at, chunk_bytes[s.chunk]
+    FROM unnest(slice_chunks, slice_subscriptions, slice_lanes, slice_ranks, slice_afters, slice_ats, slice_masks)
+        AS s(chunk, subscription, lane, rank, after, at, mask)
+    CROSS JOIN LATERAL (SELECT coalesce(greatest(s.at, stored_at), 0) AS at) a
+    CROSS JOIN LATERAL (SELECT CASE WHEN s.after IS NULL THEN a.at ELSE stored_at + s.after END AS due_at) d;
+
+    IF cardinality(head_keys) > 0 THEN
+        UPDATE tramline_head h
+        SET last_id = chunks[k.last >> 6] * 64 + (k.last & 63), state = coalesce(k.state, h.state)
+        FROM unnest(head_topics, head_keys, head_lasts, head_states) AS k(topic, key, last, state)
+        WHERE h.topic = k.topic AND h.key = k.key;
+    END IF;
+END $$;
+
+-- Emits one event from any language, in the caller's own transaction, and gives its id. Everything that an emit does is
+-- done: the key is locked until the transaction ends, the event names its predecessor, and it is in all subscriptions of
+-- its topic or nowhere. Workers are woken when the transaction commits; PostgreSQL commits transactions that notify one
+-- after the other, so where many thousand emits per second are wanted, emit through the library or over HTTP.
+CREATE FUNCTION tramline_emit(
+    topic text, payload bytea, type text DEFAULT '', key text DEFAULT NULL,
+    content_type text DEFAULT 'application/json', headers jsonb DEFAULT NULL,
+    delay_ms bigint DEFAULT 0, priority int DEFAULT 5
+) RETURNS bigint LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    topic_name constant text := topic;
+    event_key constant text := key;
+    event_priority constant bigint := priority;
+    delay constant bigint := greatest(coalesce(delay_ms, 0), 0);
+    head_count constant int := (event_key IS NOT NULL)::int;
+    named constant text := '^[A-Za-z0-9._:-]+(/[A-Za-z0-9._:-]+)*$';
+    size constant int := octet_length(payload);
+    weight int;
+    meta text;
+    topic_id bigint;
+    topic_lanes int;
+    subscriptions bigint[];
+    lanes bigint[];
+    stored record;
+BEGIN
+    IF topic_name IS NULL OR topic_name !~ named OR length(topic_name) > 200 THEN
+        RAISE EXCEPTION 'tramline: % is not a valid topic name', quote_nullable(topic_name) USING ERRCODE = '22023',
+            HINT = 'use 1 to 200 letters, digits or . _ : - in segments joined by /';
+    END IF;
+    IF type IS NULL OR (type <> '' AND (type !~ named OR length(type) > 200)) THEN
+        RAISE EXCEPTION 'tramline: % is not a valid type', quote_nullable(type) USING ERRCODE = '22023',
+            HINT = 'use letters, digits or . _ : - in segments joined by /, or an empty text';
+    END IF;
+    IF event_key = '' OR octet_length(event_key) > 512 THEN
+        RAISE EXCEPTION 'tramline: the key is empty or too long' USING ERRCODE = '22023',
+            HINT = 'use 1 to 512 bytes, or NULL for an event without a key';
+    END IF;
+    IF size IS NULL OR size > 1048576 THEN
+        RAISE EXCEPTION 'tramline: the payload is NULL or has more than 1048576 bytes' USING ERRCODE = '22023',
+            HINT = 'send less, or store it elsewhere and emit a reference';
+    END IF;
+    IF event_priority IS NULL OR event_priority NOT BETWEEN 0 AND 9 THEN
+        RAISE EXCEPTION 'tramline: the priority is out of range' USING ERRCODE = '22023',
+            HINT = 'use 0 (first) to 9 (last)';
+    END IF;
+    IF headers IS NOT NULL AND (jsonb_typeof(headers) <> 'object' OR octet_length(headers::text) > 16384
+        OR EXISTS (SELECT 1 FROM jsonb_each(headers) AS h(name, value) WHERE jsonb_typeof(h.value) <> 'string')) THEN
+        RAISE EXCEPTION 'tramline: headers are not an object of short texts' USING ERRCODE = '22023',
+            HINT = 'pass something like {"trace": "abc"}';
+    END IF;
+
+    SELECT t.id, t.lanes INTO topic_id, topic_lanes FROM tramline_topic t WHERE t.name = topic_name;
+    IF topic_id IS NULL THEN
+        INSERT INTO tramline_topic (name, lanes, retention_ms, created_at)
+        VALUES (topic_name, 32, 86400000, tramline_now()) ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            UPDATE tramline_meta m SET value = m.value + 1 WHERE m.name = 'catalog';
+        END IF;
+        SELECT t.id, t.lanes INTO STRICT topic_id, topic_lanes FROM tramline_topic t WHERE t.name = topic_name;
+    END IF;
+    PERFORM tramline_lock_topics(ARRAY[topic_id]);
+
+    -- Read after the topic is locked: from here on, no subscription is added.
+    SELECT coalesce(array_agg(s.id), '{}'), coalesce(array_agg(CASE WHEN s.policy::jsonb ->> 'ordering' = 'key'
+        THEN topic_id * 4096 + coalesce(tramline_hash(event_key), floor(random() * topic_lanes)::bigint) % topic_lanes
+        ELSE 0 END), '{}')
+    INTO subscriptions, lanes
+    FROM tramline_subscription_topic st JOIN tramline_subscription s ON s.id = st.subscription
+    WHERE st.topic = topic_id;
+
+    meta := json_build_array(json_build_array(type, event_key,
+        CASE WHEN content_type = 'application/json' THEN '' ELSE coalesce(content_type, '') END,
+        CASE WHEN headers = '{}' THEN NULL ELSE headers END, size))::text;
+    weight := size + octet_length(type) + coalesce(octet_length(event_key), 0)
+        + coalesce(octet_length(headers::text), 0) + 40;
+    SELECT * INTO STRICT stored FROM tramline_emit_group(
+        NULL, NULL, NULL, ARRAY[topic_id],
+        array_fill(topic_id, ARRAY[head_count]), array_fill(event_key, ARRAY[head_count]),
+        array_fill(64::bigint, ARRAY[head_count]), array_fill(NULL::bytea, ARRAY[head_count]),
+        ARRAY[topic_id], ARRAY[1], ARRAY[weight], ARRAY[meta], ARRAY[payload],
+        array_fill(1, ARRAY[head_count]), array_fill(-1::bigint, ARRAY[head_count]), '{}', '{}',
+        array_fill(1, ARRAY[cardinality(subscriptions)]), subscriptions, lanes,
+        (SELECT coalesce(array_agg(CASE WHEN l.lane = 0 THEN event_priority ELSE 0 END ORDER BY l.place), '{}')
+            FROM unnest(lanes) WITH ORDINALITY AS l(lane, place)),
+        array_fill(delay, ARRAY[cardinality(subscriptions)]),
+        array_fill(NULL::bigint, ARRAY[cardinality(subscriptions)]),
+        array_fill(1::bigint, ARRAY[cardinality(subscriptions)]));
+    -- In parts, because a notification has less than 8,000 bytes.
+    PERFORM pg_notify('tramline_wake', string_agg(s.id::text, ','))
+    FROM unnest(subscriptions) WITH ORDINALITY AS s(id, place) GROUP BY s.place / 350;
+    RETURN stored.chunks[1] * 64;
+END $$;
+
+-- The same with a JSON payload.
+CREATE FUNCTION tramline_emit(
+    topic text, payload jsonb, type text DEFAULT '', key text DEFAULT NULL,
+    content_type text DEFAULT 'application/json', headers jsonb DEFAULT NULL,
+    delay_ms bigint DEFAULT 0, priority int DEFAULT 5
+) RETURNS bigint LANGUAGE sql AS
+$$ SELECT tramline_emit(topic, convert_to(payload::text, 'UTF8'), type, key, content_type, headers, delay_ms, priority) $$;

@@ -1,0 +1,506 @@
+//! Lanes: ordered claims, and what every step on a lane has to load.
+
+use super::claim::Outlook;
+use super::rows::{apply, chunks, keys, lane, slices, write_lanes};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
+use crate::model::lane::Lane;
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::Policy;
+use crate::model::time::Time;
+use crate::plan::claim::Taker;
+use crate::plan::lane::{take, take_over, take_suspect};
+use crate::plan::{Changes, LaneView};
+use crate::store::claimed::RawClaim;
+use crate::store::verbs::{Claim, Suspects};
+use sqlx::Row;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// How many lanes one claim locks at most.
+const LANES: i64 = 128;
+/// How many waiting slices of a lane one claim reads at most.
+const WAITING: i64 = 64;
+/// How often one claim looks behind events that it had to set aside.
+const ROUNDS: u32 = 8;
+
+/// Takes from as many lanes as needed, the worker's own first.
+pub(super) async fn claim(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    outlook: &Outlook,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    // With so many lanes there may be others: if these had nothing, the next claim looks at those.
+    let mut crowded = false;
+    for which in [Which::Troubled, Which::Own, Which::Others] {
+        let wanted = match which {
+            Which::Troubled => claim.suspects == Suspects::TakeOne && (outlook.suspects || outlook.expired),
+            Which::Own => true,
+            Which::Others => claim.share.help,
+        };
+        if !wanted || taker.is_full() {
+            continue;
+        }
+        let mut views = candidates(session, claim, outlook, which).await?;
+        crowded |= views.len() as i64 == LANES;
+        let before: Vec<Lane> = views.values().map(|view| view.lane.clone()).collect();
+        take_over_expired(session, policy, &mut views).await?;
+        let over = take_from(session, claim, outlook, which, &mut views, taker, raw).await?;
+        let lanes = views.values().map(|view| &view.lane).zip(&before);
+        let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
+        write_lanes(session, &changed).await?;
+        if over {
+            return Ok(());
+        }
+    }
+    if !taker.is_full() {
+        if crowded && raw.slices.is_empty() {
+            raw.next_due = Some(session.now);
+        }
+        let next = next_due(session, claim.subscription).await?;
+        raw.next_due = [raw.next_due, next].into_iter().flatten().min();
+    }
+    Ok(())
+}
+
+/// Which lanes a claim looks at, in this order.
+#[derive(Clone, Copy, PartialEq)]
+enum Which {
+    /// Those with suspects, or about to have some: whoever takes one takes nothing else.
+    Troubled,
+    /// The worker's own.
+    Own,
+    /// Those of other workers.
+    Others,
+}
+
+/// Locks open lanes with something to do, those with the oldest events first. This is the only place where a locked lane
+/// is passed over: whoever has it takes from it. What the lane holds is read again once it is locked, because another
+/// step may have changed it in between.
+///
+/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, three probes per lane.
+async fn candidates(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    outlook: &Outlook,
+    which: Which,
+) -> Result<BTreeMap<LaneId, LaneView>> {
+    let sql = "SELECT {lane} FROM tramline_lane l \
+        LEFT JOIN unnest($7::bigint[], $8::bigint[]) AS b(topic, next) ON b.topic = l.lane >> 12 \
+        LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
+            AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) r ON r.pos < coalesce(b.next, r.pos + 1) \
+        WHERE l.subscription = $1 AND l.halted_until <= $2 AND (l.owner = 0 OR l.owner = $3 OR l.until <= $2) \
+        AND ($6 IS NULL OR ((l.lane & 4095) % $4 = $5) = $6) \
+        AND (($10 AND r.pos IS NOT NULL) OR (l.owner <> 0 AND l.until <= $2) \
+            OR ($10 AND EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
+                AND s.lane = l.lane AND s.rank = 0 AND s.pos <= $2)) \
+            OR EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2 AND s.lane = l.lane)) \
+        ORDER BY r.pos NULLS FIRST LIMIT $9 FOR UPDATE OF l SKIP LOCKED";
+    let own = match which {
+        Which::Troubled => (!claim.share.help).then_some(true),
+        Which::Own => Some(true),
+        Which::Others => Some(false),
+    };
+    let query = session
+        .query(sql)
+        .bind(claim.subscription.0)
+        .bind(session.now.0)
+        .bind(claim.owner.0)
+        .bind(i64::from(claim.share.of.max(1)))
+        .bind(i64::from(claim.share.index))
+        .bind(own)
+        .bind(outlook.backfills.keys().map(|topic| topic.0).collect::<Vec<i64>>())
+        .bind(outlook.backfills.values().map(|chunk| chunk.0).collect::<Vec<i64>>())
+        .bind(LANES)
+        .bind(which != Which::Troubled);
+    let rows = session.all(query).await?;
+    rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
+}
+
+/// Lanes whose lease has ended: what was taken under it becomes suspect before anything is taken.
+async fn take_over_expired(
+    session: &mut Session<'_>,
+    policy: &Policy,
+    views: &mut BTreeMap<LaneId, LaneView>,
+) -> Result<()> {
+    let now = session.now;
+    let expired: Vec<LaneId> = views
+        .values()
+        .filter(|view| view.lane.owner.is_some() && !view.lane.is_held(now))
+        .map(|view| view.lane.lane)
+        .collect();
+    let Some(id) = views.values().next().map(|view| view.lane.subscription).filter(|_| !expired.is_empty())
+    else {
+        return Ok(());
+    };
+    let taken = leased(session, id, &expired).await?;
+    load_keys(session, views, &taken).await?;
+    load_marks(session, views, &taken).await?;
+    let mut changes = Changes::default();
+    let mut by_lane = group(taken);
+    for lane in expired {
+        if let Some(view) = views.get_mut(&lane) {
+            take_over(view, by_lane.remove(&lane).unwrap_or_default(), policy, now, &mut changes);
+        }
+    }
+    apply(session, id, &changes).await
+}
+
+/// Takes from locked lanes. True when the claim is over: it took a suspect.
+async fn take_from(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    outlook: &Outlook,
+    which: Which,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<bool> {
+    let now = session.now;
+    for _ in 0..ROUNDS {
+        let mut work = load_work(session, claim, outlook, views, taker).await?;
+        if let Some(suspects) = choose_suspects(claim, &mut work, views, now, raw) {
+            if take_one(session, views, suspects, taker, raw).await? {
+                return Ok(true);
+            }
+            continue;
+        }
+        if which == Which::Troubled {
+            return Ok(false);
+        }
+        raw.suspects_wait |= work.values().any(|work| !work.suspects.is_empty());
+        work.retain(|_, work| work.suspects.is_empty());
+        cut(&mut work, taker.events);
+        let more = work.values().any(|work| work.waiting.len() >= WAITING as usize);
+        let free: Vec<Slice> =
+            work.into_values().flat_map(|work| work.waiting.into_iter().chain(work.ready)).collect();
+        if free.is_empty() {
+            return Ok(false);
+        }
+        load_what_matters(session, views, &free, raw).await?;
+        let mut changes = Changes::default();
+        let before = raw.slices.len();
+        for (lane, slices) in group(free) {
+            if let Some(view) = views.get_mut(&lane).filter(|_| !taker.is_full()) {
+                let (waiting, ready) = slices.into_iter().partition(|slice| slice.state == State::Waiting);
+                let taken = take(view, waiting, ready, taker, now, &mut changes);
+                add(view, taken, raw);
+            }
+        }
+        apply(session, claim.subscription, &changes).await?;
+        if raw.slices.len() > before {
+            // What is left because there is so much of it is due at once.
+            raw.next_due = (!taker.is_full() && (claim.single || more)).then_some(now);
+            return Ok(false);
+        }
+        // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
+    }
+    raw.next_due = Some(now);
+    Ok(false)
+}
+
+/// What one lane has to offer.
+#[derive(Default)]
+struct Work {
+    suspects: Vec<Slice>,
+    waiting: Vec<Slice>,
+    ready: Vec<Slice>,
+}
+
+/// Suspects, due waiting slices and ready slices of all lanes in one statement, and more ready ones as long as less is
+/// there than wanted. Ready slices come as whole chunks (`WITH TIES`) and not beyond the bytes that are wanted.
+///
+/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, three ranges per lane.
+async fn load_work(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    outlook: &Outlook,
+    views: &BTreeMap<LaneId, LaneView>,
+    taker: &Taker,
+) -> Result<BTreeMap<LaneId, Work>> {
+    let sql = "SELECT {slice} FROM unnest($2::bigint[], $3::bigint[], $4::bigint[]) AS l(lane, after, below) \
+        CROSS JOIN LATERAL ( \
+            (SELECT * FROM tramline_slice s WHERE $7 AND s.subscription = $1 AND s.state = 2 AND s.lane = l.lane \
+                AND s.rank = 0 ORDER BY s.pos FETCH FIRST 1 ROW WITH TIES) \
+            UNION ALL (SELECT * FROM tramline_slice s WHERE $7 AND s.subscription = $1 AND s.state = 3 \
+                AND s.lane = l.lane AND s.rank = 0 AND s.pos <= $5 ORDER BY s.pos LIMIT $8) \
+            UNION ALL (SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
+                AND s.lane = l.lane AND s.rank = 0 AND s.pos > l.after AND s.pos < l.below \
+                ORDER BY s.pos FETCH FIRST $6 ROWS WITH TIES)) s";
+    let mut work: BTreeMap<LaneId, Work> = BTreeMap::new();
+    let mut after: BTreeMap<LaneId, i64> = views.keys().map(|lane| (*lane, -1)).collect();
+    let (mut events, mut bytes) = (0_u64, 0_i64);
+    let mut page = i64::from(taker.events).div_euclid(after.len().max(1) as i64).max(8);
+    let mut first = true;
+    while !after.is_empty() && events < u64::from(taker.events) && bytes < taker.bytes {
+        let below = |lane: &LaneId| outlook.backfills.get(&lane.topic()).map_or(i64::MAX, |chunk| chunk.0);
+        let query = session
+            .query(sql)
+            .bind(claim.subscription.0)
+            .bind(after.keys().map(|lane| lane.0).collect::<Vec<i64>>())
+            .bind(after.values().copied().collect::<Vec<i64>>())
+            .bind(after.keys().map(below).collect::<Vec<i64>>())
+            .bind(session.now.0)
+            .bind(page)
+            .bind(first)
+            .bind(WAITING);
+        let mut next: BTreeMap<LaneId, (i64, i64)> = BTreeMap::new();
+        for slice in slices(&session.all(query).await?)? {
+            events += u64::from(slice.mask.count());
+            bytes += i64::from(slice.bytes);
+            let lane = work.entry(slice.lane).or_default();
+            match slice.state {
+                State::Suspect => lane.suspects.push(slice),
+                State::Waiting => lane.waiting.push(slice),
+                _ => {
+                    let read = next.entry(slice.lane).or_insert((0, 0));
+                    *read = (read.0 + 1, slice.chunk.0);
+                    lane.ready.push(slice);
+                }
+            }
+        }
+        after = next
+            .into_iter()
+            .filter(|(_, (rows, _))| *rows >= page)
+            .map(|(lane, (_, last))| (lane, last))
+            .collect();
+        page *= 4;
+        first = false;
+    }
+    for lane in work.values_mut() {
+        lane.ready.sort_by_key(|slice| (slice.chunk, slice.id));
+    }
+    Ok(work)
+}
+
+/// The first suspects of one lane, if the claim may take one: nobody holds the lane, and nothing else was taken.
+fn choose_suspects(
+    claim: &Claim,
+    work: &mut BTreeMap<LaneId, Work>,
+    views: &BTreeMap<LaneId, LaneView>,
+    now: Time,
+    raw: &RawClaim,
+) -> Option<Vec<Slice>> {
+    if claim.suspects == Suspects::Leave || !raw.slices.is_empty() {
+        return None;
+    }
+    let free = |lane: &LaneId| views.get(lane).is_some_and(|view| !view.lane.is_held(now));
+    let chosen = work.iter_mut().find(|(lane, work)| !work.suspects.is_empty() && free(lane))?;
+    Some(std::mem::take(&mut chosen.1.suspects))
+}
+
+/// Takes a part of one suspect. False when all of them wait behind their keys and were set aside.
+async fn take_one(
+    session: &mut Session<'_>,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    suspects: Vec<Slice>,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<bool> {
+    load_chunks(session, views, &suspects, raw).await?;
+    load_marks(session, views, &suspects).await?;
+    let Some((id, lane)) = suspects.first().map(|slice| (slice.subscription, slice.lane)) else {
+        return Ok(false);
+    };
+    let Some(view) = views.get_mut(&lane) else { return Ok(false) };
+    let mut changes = Changes::default();
+    let taken = take_suspect(view, suspects, taker, &mut changes);
+    let took = taken.is_some();
+    add(view, taken.into_iter().collect(), raw);
+    apply(session, id, &changes).await?;
+    Ok(took)
+}
+
+/// Keeps the ready slices up to the chunk at which all lanes together hold what is wanted. So lanes are served in step,
+/// oldest chunk first: a claim reads few chunks, and no lane falls behind.
+fn cut(work: &mut BTreeMap<LaneId, Work>, wanted: u32) {
+    let mut chunks: Vec<(ChunkId, u32)> = work
+        .values()
+        .flat_map(|work| work.ready.iter().map(|slice| (slice.chunk, slice.mask.count())))
+        .collect();
+    chunks.sort_unstable();
+    let mut events = 0;
+    let last = chunks.into_iter().find(|(_, count)| {
+        events += count;
+        events >= wanted
+    });
+    if let Some((last, _)) = last {
+        work.values_mut().for_each(|work| work.ready.retain(|slice| slice.chunk <= last));
+    }
+}
+
+/// Where no key is parked and nothing has to wait, keys do not matter: then only what is taken is read, after that.
+async fn load_what_matters(
+    session: &mut Session<'_>,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    slices: &[Slice],
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let late = |slice: &&Slice| slice.state == State::Ready && slice.due_at > session.now;
+    let delayed: BTreeSet<LaneId> = slices.iter().filter(late).map(|slice| slice.lane).collect();
+    let marked = |lane: &LaneId| views.get(lane).is_some_and(|view| view.lane.marks > 0);
+    let matters = |slice: &&Slice| delayed.contains(&slice.lane) || marked(&slice.lane);
+    let known: Vec<Slice> = slices.iter().filter(matters).cloned().collect();
+    load_chunks(session, views, &known, raw).await?;
+    load_marks(session, views, &known).await?;
+    load_running(session, views, &delayed).await
+}
+
+/// Fills in what the holder of lanes has under way, where events are met that are not due.
+async fn load_running(
+    session: &mut Session<'_>,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    delayed: &BTreeSet<LaneId>,
+) -> Result<()> {
+    let busy = views.values().filter(|view| view.lane.leased > 0 && delayed.contains(&view.lane.lane));
+    let (lanes, ids): (Vec<LaneId>, Vec<SubscriptionId>) =
+        busy.map(|view| (view.lane.lane, view.lane.subscription)).unzip();
+    let Some(id) = ids.first() else { return Ok(()) };
+    let taken = leased(session, *id, &lanes).await?;
+    load_keys(session, views, &taken).await?;
+    for slice in taken.iter().filter(|slice| !slice.replayed) {
+        if let Some(view) = views.get_mut(&slice.lane) {
+            slice.events().for_each(|event| view.run(event));
+        }
+    }
+    Ok(())
+}
+
+fn group(slices: Vec<Slice>) -> BTreeMap<LaneId, Vec<Slice>> {
+    let mut lanes: BTreeMap<LaneId, Vec<Slice>> = BTreeMap::new();
+    for slice in slices {
+        lanes.entry(slice.lane).or_default().push(slice);
+    }
+    lanes
+}
+
+fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
+    if !view.gaps.is_empty() {
+        for event in taken.iter().filter(|slice| !slice.replayed).flat_map(Slice::events) {
+            let skipped = view.skipped(event);
+            if !skipped.is_empty() {
+                raw.skipped.insert(event, skipped);
+            }
+        }
+    }
+    raw.slices.extend(taken);
+}
+
+/// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.
+async fn next_due(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
+    let sql = "SELECT min(t.at) FROM tramline_lane l \
+               LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
+                   AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) w ON true \
+               CROSS JOIN LATERAL (VALUES (greatest(w.pos, l.halted_until)), (nullif(l.halted_until, 0)), \
+                   (CASE WHEN l.owner <> 0 THEN l.until END)) AS t(at) \
+               WHERE l.subscription = $1 AND t.at > $2";
+    let query = session.query(sql).bind(id.0).bind(session.now.0);
+    let next: Option<i64> = query.fetch_one(&mut *session.conn).await?.try_get(0)?;
+    Ok(next.map(Time))
+}
+
+/// All that is taken in lanes.
+pub(super) async fn leased(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    lanes: &[LaneId],
+) -> Result<Vec<Slice>> {
+    let sql = "SELECT {slice} FROM tramline_slice s \
+               WHERE s.subscription = $1 AND s.state IN (1, 7) AND s.lane = ANY($2) ORDER BY s.chunk, s.id";
+    let query = session.query(sql).bind(id.0).bind(lanes.iter().map(|lane| lane.0).collect::<Vec<i64>>());
+    slices(&session.all(query).await?)
+}
+
+/// Locks lanes in sorted order, waiting for whoever has them, and gives what they hold.
+pub(super) async fn lock(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    lanes: &BTreeSet<LaneId>,
+) -> Result<BTreeMap<LaneId, LaneView>> {
+    let sql = "SELECT {lane} FROM tramline_lane l WHERE l.subscription = $1 AND l.lane = ANY($2) \
+               ORDER BY l.lane FOR UPDATE";
+    let query = session.query(sql).bind(id.0).bind(lanes.iter().map(|lane| lane.0).collect::<Vec<i64>>());
+    let rows = session.all(query).await?;
+    rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
+}
+
+/// Fills in the keys of the chunks of slices.
+pub(super) async fn load_keys(
+    session: &mut Session<'_>,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    slices: &[Slice],
+) -> Result<()> {
+    let known = keys(session, slices.iter().map(|slice| slice.chunk)).await?;
+    for slice in slices {
+        if let (Some(view), Some(keys)) = (views.get_mut(&slice.lane), known.get(&slice.chunk)) {
+            view.keys.insert(slice.chunk, keys.clone());
+        }
+    }
+    Ok(())
+}
+
+/// The same, and keeps the decoded events, because a claim gives them out next.
+async fn load_chunks(
+    session: &mut Session<'_>,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    slices: &[Slice],
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let missing: BTreeSet<ChunkId> =
+        slices.iter().map(|slice| slice.chunk).filter(|chunk| !raw.decoded.contains_key(chunk)).collect();
+    for (id, row) in chunks(session, missing.into_iter()).await? {
+        let events = row.decode(&session.catalog.topic_name(row.topic))?;
+        raw.decoded.insert(id, events.into());
+        raw.chunks.insert(id, row);
+    }
+    for slice in slices {
+        let (Some(view), Some(events)) = (views.get_mut(&slice.lane), raw.decoded.get(&slice.chunk)) else {
+            continue;
+        };
+        view.keys
+            .entry(slice.chunk)
+            .or_insert_with(|| events.iter().map(|event| event.key.clone()).collect());
+    }
+    Ok(())
+}
+
+/// Fills in which keys of these slices are parked or have gaps. Lanes without marks cost nothing.
+pub(super) async fn load_marks(
+    session: &mut Session<'_>,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    slices: &[Slice],
+) -> Result<()> {
+    let mut wanted: BTreeSet<(LaneId, Arc<str>)> = BTreeSet::new();
+    for slice in slices {
+        let Some(view) = views.get(&slice.lane).filter(|view| view.lane.marks > 0) else { continue };
+        wanted.extend(slice.events().filter_map(|event| Some((slice.lane, view.key(event)?.clone()))));
+    }
+    let Some(id) = slices.first().map(|slice| slice.subscription).filter(|_| !wanted.is_empty()) else {
+        return Ok(());
+    };
+    let sql = "SELECT u.lane, u.key, p.blocked_by, ARRAY(SELECT g.id FROM tramline_gap g WHERE g.subscription = $1 \
+               AND g.lane = u.lane AND g.key = u.key ORDER BY g.id) \
+               FROM unnest($2::bigint[], $3::text[]) AS u(lane, key) LEFT JOIN tramline_parked p \
+               ON p.subscription = $1 AND p.lane = u.lane AND p.key = u.key";
+    let query = session
+        .query(sql)
+        .bind(id.0)
+        .bind(wanted.iter().map(|(lane, _)| lane.0).collect::<Vec<i64>>())
+        .bind(wanted.iter().map(|(_, key)| key.to_string()).collect::<Vec<String>>());
+    for row in session.all(query).await? {
+        let Some(view) = views.get_mut(&LaneId(row.try_get(0)?)) else { continue };
+        let key: Arc<str> = row.try_get::<String, _>(1)?.into();
+        if let Some(event) = row.try_get::<Option<i64>, _>(2)? {
+            view.parked.entry(key.clone()).or_insert(EventId(event));
+        }
+        let gaps: Vec<i64> = row.try_get(3)?;
+        if !gaps.is_empty() {
+            view.gaps.entry(key).or_insert_with(|| gaps.into_iter().map(EventId).collect());
+        }
+    }
+    Ok(())
+}

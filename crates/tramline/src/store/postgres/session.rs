@@ -1,0 +1,122 @@
+//! What every step inside a transaction needs: the connection, the time, the catalogue, and SQL with the schema in it.
+
+use super::catalog;
+use crate::error::Result;
+use crate::model::id::SubscriptionId;
+use crate::model::time::Time;
+use crate::store::catalog::Catalog;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// A statement to which values can be bound.
+pub(super) type Query = sqlx::query::Query<'static, Postgres, PgArguments>;
+
+/// SQL as it is sent: written for tables without a schema, and qualified once for each statement. A search path would be
+/// session state, which a pooler does not keep.
+#[derive(Debug)]
+pub(super) struct Texts {
+    pub(super) schema: String,
+    pub(super) pooled: bool,
+    qualified: RwLock<HashMap<&'static str, Arc<str>>>,
+}
+
+impl Texts {
+    pub(super) fn new(schema: String, pooled: bool) -> Texts {
+        Texts { schema, pooled, qualified: RwLock::default() }
+    }
+
+    pub(super) fn query(&self, sql: &'static str) -> Query {
+        sqlx::query(AssertSqlSafe(self.text(sql))).persistent(!self.pooled)
+    }
+
+    pub(super) fn text(&self, sql: &'static str) -> Arc<str> {
+        if let Some(text) = self.qualified.read().unwrap_or_else(PoisonError::into_inner).get(sql) {
+            return text.clone();
+        }
+        let columns = sql.replace("{slice}", super::rows::SLICE).replace("{lane}", super::rows::LANE);
+        let text: Arc<str> = qualify(&columns, &self.schema).into();
+        self.qualified.write().unwrap_or_else(PoisonError::into_inner).insert(sql, text.clone());
+        text
+    }
+}
+
+/// Writes the schema before every name of ours. New indexes take the schema of their table and may not name one.
+pub(super) fn qualify(sql: &str, schema: &str) -> String {
+    let prefix = format!("{schema}.tramline_");
+    sql.replace("tramline_", &prefix).replace(&format!("INDEX {prefix}"), "INDEX tramline_")
+}
+
+/// The last catalogue that was read.
+#[derive(Debug, Default)]
+pub(super) struct CatalogCache(Mutex<Arc<Catalog>>);
+
+impl CatalogCache {
+    pub(super) fn get(&self) -> Arc<Catalog> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set(&self, catalog: Arc<Catalog>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = catalog;
+    }
+}
+
+/// How a step begins.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Begin {
+    /// Test time.
+    pub(super) now: Option<Time>,
+    /// Whose slices the step may write: its deletion waits for the step.
+    pub(super) subscription: Option<SubscriptionId>,
+    /// True when a power cut may undo the step: its commit waits for no disk.
+    pub(super) may_be_lost: bool,
+}
+
+/// One step inside a transaction.
+pub(super) struct Session<'c> {
+    pub(super) conn: &'c mut PgConnection,
+    pub(super) texts: &'c Texts,
+    pub(super) now: Time,
+    pub(super) catalog: Arc<Catalog>,
+}
+
+impl<'c> Session<'c> {
+    pub(super) async fn new(
+        conn: &'c mut PgConnection,
+        texts: &'c Texts,
+        cache: &CatalogCache,
+        begin: Begin,
+    ) -> Result<Session<'c>> {
+        let sql = "SELECT coalesce($1, tramline_now()), (SELECT value FROM tramline_meta WHERE name = 'catalog'), \
+                   CASE WHEN $3 THEN set_config('synchronous_commit', 'off', true) END, \
+                   pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, $2::int)";
+        let row = texts
+            .query(sql)
+            .bind(begin.now.map(|now| now.0))
+            .bind(begin.subscription.map(|id| id.0 as i32))
+            .bind(begin.may_be_lost)
+            .fetch_one(&mut *conn)
+            .await?;
+        let now = Time(row.try_get(0)?);
+        let version: i64 = row.try_get(1)?;
+        let mut catalog = cache.get();
+        if catalog.version != version {
+            catalog = Arc::new(catalog::load(conn, texts).await?);
+            cache.set(catalog.clone());
+        }
+        Ok(Session { conn, texts, now, catalog })
+    }
+
+    pub(super) fn query(&self, sql: &'static str) -> Query {
+        self.texts.query(sql)
+    }
+
+    pub(super) async fn all(&mut self, query: Query) -> Result<Vec<PgRow>> {
+        Ok(query.fetch_all(&mut *self.conn).await?)
+    }
+
+    pub(super) async fn run(&mut self, query: Query) -> Result<u64> {
+        Ok(query.execute(&mut *self.conn).await?.rows_affected())
+    }
+}

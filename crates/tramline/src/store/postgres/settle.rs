@@ -1,0 +1,324 @@
+//! Settle, extend and release: everything that a lease allows.
+
+use super::order::{leased, load_keys, load_marks, lock};
+use super::rows::{apply, slices, write_lanes};
+use super::session::{Query, Session};
+use crate::error::Result;
+use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
+use crate::model::lane::Lane;
+use crate::model::lease::Lease;
+use crate::model::outcome::Outcome;
+use crate::model::slice::Slice;
+use crate::model::subscription::Policy;
+use crate::plan::mend::release as plan_release;
+use crate::plan::settle::{Leased, settle as plan_settle, settle_lane};
+use crate::plan::{Changes, LaneView};
+use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
+use sqlx::Row;
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result<Settled> {
+    let catalog = session.catalog.clone();
+    let policy = &catalog.require_subscription(settle.subscription)?.policy;
+    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], wake: false };
+    let (ordered, unordered): (Vec<usize>, Vec<usize>) =
+        (0..settle.results.len()).partition(|at| settle.results[*at].lease.is_ordered());
+    if !unordered.is_empty() {
+        settle_slices(session, settle, &unordered, policy, &mut answer).await?;
+    }
+    if !ordered.is_empty() {
+        settle_lanes(session, settle, &ordered, policy, &mut answer).await?;
+    }
+    Ok(answer)
+}
+
+async fn settle_slices(
+    session: &mut Session<'_>,
+    settle: &Settle,
+    results: &[usize],
+    policy: &Policy,
+    answer: &mut Settled,
+) -> Result<()> {
+    let rest = finish(session, settle, results, answer).await?;
+    if rest.is_empty() {
+        return Ok(());
+    }
+    // Several results may be about one lease: they are decided together, because each changes the row.
+    let mut by_lease: BTreeMap<Lease, Vec<usize>> = BTreeMap::new();
+    for at in rest {
+        by_lease.entry(settle.results[at].lease).or_default().push(at);
+    }
+    let rows = lock_slices(session, settle.subscription, by_lease.keys()).await?;
+    let mut changes = Changes::default();
+    for (lease, results) in by_lease {
+        let outcomes: Vec<(u32, Outcome)> =
+            results.iter().flat_map(|at| settle.results[*at].outcomes.iter().cloned()).collect();
+        let slice = rows.get(&(lease.chunk, lease.slice)).filter(|slice| slice.is_under(&lease));
+        let accepted = match slice {
+            Some(slice) => plan_settle(slice.clone(), &outcomes, policy, session.now, &mut changes),
+            None => vec![false; outcomes.len()],
+        };
+        let mut accepted = accepted.into_iter();
+        for at in results {
+            answer.accepted[at] = accepted.by_ref().take(settle.results[at].outcomes.len()).collect();
+        }
+    }
+    answer.wake |= changes.wake;
+    apply(session, settle.subscription, &changes).await
+}
+
+/// The common case in one statement: everything that a slice holds is done. Gives the results that were not of this
+/// kind, or no longer under their lease.
+async fn finish(
+    session: &mut Session<'_>,
+    settle: &Settle,
+    results: &[usize],
+    answer: &mut Settled,
+) -> Result<Vec<usize>> {
+    let gone = delete_done(session, settle, results).await?;
+    for at in results.iter().filter(|at| gone.contains_key(at)) {
+        answer.accepted[*at] = vec![true; settle.results[*at].outcomes.len()];
+    }
+    Ok(results.iter().copied().filter(|at| !gone.contains_key(at)).collect())
+}
+
+/// Deletes slices of which every event is done, and gives the lanes of those results.
+async fn delete_done(
+    session: &mut Session<'_>,
+    settle: &Settle,
+    results: &[usize],
+) -> Result<BTreeMap<usize, LaneId>> {
+    let whole = |at: &usize| {
+        let result = &settle.results[*at];
+        result.is_all_done()
+            && result.mask().count() as usize == result.outcomes.len()
+            && !result.outcomes.is_empty()
+    };
+    let mut wanted: Vec<usize> = results.iter().copied().filter(whole).collect();
+    if wanted.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    wanted.sort_by_key(|at| (settle.results[*at].lease.chunk, settle.results[*at].lease.slice));
+    let sql = "DELETE FROM tramline_slice s USING unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
+               $6::bigint[], $7::bigint[]) AS u(chunk, id, lane, epoch, owner, mask) \
+               WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription = $1 AND s.lane = u.lane \
+               AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state IN (1, 7) \
+               RETURNING s.chunk, s.id, s.lane";
+    let query = bind_leases(
+        session.query(sql).bind(settle.subscription.0),
+        wanted.iter().map(|at| &settle.results[*at].lease),
+    )
+    .bind(wanted.iter().map(|at| settle.results[*at].mask().to_i64()).collect::<Vec<i64>>());
+    let mut gone = BTreeMap::new();
+    for row in session.all(query).await? {
+        let (chunk, id) = (ChunkId(row.try_get(0)?), SliceId(row.try_get(1)?));
+        let is_it = |at: &&usize| {
+            let lease = &settle.results[**at].lease;
+            (lease.chunk, lease.slice) == (chunk, id)
+        };
+        // Of two equal results the first one counts; the other finds its lease gone.
+        if let Ok(near) = wanted.binary_search_by_key(&(chunk, id), |at| {
+            (settle.results[*at].lease.chunk, settle.results[*at].lease.slice)
+        }) {
+            let first = wanted[..=near].iter().rev().take_while(is_it).last();
+            gone.insert(first.copied().unwrap_or(wanted[near]), LaneId(row.try_get(2)?));
+        }
+    }
+    Ok(gone)
+}
+
+fn bind_leases<'a>(query: Query, leases: impl Iterator<Item = &'a Lease> + Clone) -> Query {
+    let column = |value: fn(&Lease) -> i64| leases.clone().map(value).collect::<Vec<i64>>();
+    query
+        .bind(column(|lease| lease.chunk.0))
+        .bind(column(|lease| lease.slice.0))
+        .bind(column(|lease| lease.lane.0))
+        .bind(column(|lease| lease.epoch))
+        .bind(column(|lease| lease.owner.0))
+}
+
+/// Locks the rows that leases name, in the order of their numbers, whether or not the leases still hold.
+async fn lock_slices<'a>(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    leases: impl Iterator<Item = &'a Lease> + Clone,
+) -> Result<BTreeMap<(ChunkId, SliceId), Slice>> {
+    let sql = "SELECT {slice} FROM tramline_slice s JOIN unnest($2::bigint[], $3::bigint[]) AS u(chunk, id) \
+               ON s.chunk = u.chunk AND s.id = u.id WHERE s.subscription = $1 ORDER BY s.chunk, s.id FOR UPDATE OF s";
+    let query = session
+        .query(sql)
+        .bind(id.0)
+        .bind(leases.clone().map(|lease| lease.chunk.0).collect::<Vec<i64>>())
+        .bind(leases.map(|lease| lease.slice.0).collect::<Vec<i64>>());
+    let rows = slices(&session.all(query).await?)?;
+    Ok(rows.into_iter().map(|slice| ((slice.chunk, slice.id), slice)).collect())
+}
+
+async fn settle_lanes(
+    session: &mut Session<'_>,
+    settle: &Settle,
+    results: &[usize],
+    policy: &Policy,
+    answer: &mut Settled,
+) -> Result<()> {
+    let id = settle.subscription;
+    let lanes: BTreeSet<LaneId> = results.iter().map(|at| settle.results[*at].lease.lane).collect();
+    let mut views = lock(session, id, &lanes).await?;
+    let mut by_lane: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
+    for &at in results {
+        let lease = &settle.results[at].lease;
+        if views.get(&lease.lane).is_some_and(|view| view.lane.is_under(lease)) {
+            by_lane.entry(lease.lane).or_default().push(at);
+        } else {
+            answer.accepted[at] = vec![false; settle.results[at].outcomes.len()];
+        }
+    }
+    views.retain(|lane, _| by_lane.contains_key(lane));
+    finish_in_lanes(session, settle, &mut views, &mut by_lane, answer).await?;
+    let all = load_lanes(session, settle, &mut views, &by_lane).await?;
+    let mut changes = Changes::default();
+    let mut all = by_lane_of(all);
+    for (lane, results) in by_lane.iter().filter(|(_, results)| !results.is_empty()) {
+        let Some(view) = views.get_mut(lane) else { continue };
+        let wanted: Vec<&SettleSlice> = results.iter().map(|at| &settle.results[*at]).collect();
+        let leased = all.remove(lane).unwrap_or_default();
+        let accepted = settle_lane(view, leased, &wanted, policy, session.now, &mut changes)?;
+        for (at, accepted) in results.iter().zip(accepted) {
+            answer.accepted[*at] = accepted;
+        }
+    }
+    answer.wake |= changes.wake;
+    apply(session, id, &changes).await?;
+    let lanes: Vec<&Lane> = views.values().map(|view| &view.lane).collect();
+    write_lanes(session, &lanes).await
+}
+
+/// Lanes without marks in which nothing failed: whole slices go in one statement, and no key has to be known. What is
+/// left of the results stays in `by_lane`.
+async fn finish_in_lanes(
+    session: &mut Session<'_>,
+    settle: &Settle,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    by_lane: &mut BTreeMap<LaneId, Vec<usize>>,
+    answer: &mut Settled,
+) -> Result<()> {
+    let plain = |lane: &LaneId, results: &[usize]| {
+        views.get(lane).is_some_and(|view| view.lane.marks == 0)
+            && results.iter().all(|at| settle.results[*at].is_all_done())
+    };
+    let wanted: Vec<usize> = by_lane
+        .iter()
+        .filter(|(lane, results)| plain(lane, results))
+        .flat_map(|(_, at)| at.clone())
+        .collect();
+    for (at, lane) in delete_done(session, settle, &wanted).await? {
+        answer.accepted[at] = vec![true; settle.results[at].outcomes.len()];
+        if let Some(results) = by_lane.get_mut(&lane) {
+            results.retain(|other| *other != at);
+        }
+        if let Some(view) = views.get_mut(&lane) {
+            view.lane.leased -= 1;
+            view.let_go();
+        }
+    }
+    Ok(())
+}
+
+/// What the remaining settlements may touch: everything that is taken in their lanes, with its keys.
+async fn load_lanes(
+    session: &mut Session<'_>,
+    settle: &Settle,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    by_lane: &BTreeMap<LaneId, Vec<usize>>,
+) -> Result<Vec<Slice>> {
+    let lanes: Vec<LaneId> =
+        by_lane.iter().filter(|(_, results)| !results.is_empty()).map(|(lane, _)| *lane).collect();
+    if lanes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let all = leased(session, settle.subscription, &lanes).await?;
+    load_keys(session, views, &all).await?;
+    load_marks(session, views, &all).await?;
+    Ok(all)
+}
+
+fn by_lane_of(slices: Vec<Slice>) -> BTreeMap<LaneId, Leased> {
+    let mut lanes: BTreeMap<LaneId, Leased> = BTreeMap::new();
+    for slice in slices {
+        lanes.entry(slice.lane).or_default().insert((slice.chunk, slice.id), slice);
+    }
+    lanes
+}
+
+/// Rows that another transaction has locked are passed over: a handler's own transaction may have them for long, and the
+/// other leases must not end because of that.
+pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result<Vec<Extended>> {
+    let catalog = session.catalog.clone();
+    let policy = &catalog.require_subscription(extend.subscription)?.policy;
+    let until = session.now.after(extend.lease.unwrap_or_else(|| policy.lease()));
+    let slices = "WITH u AS MATERIALIZED (SELECT * FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], \
+            $5::bigint[], $6::bigint[]) WITH ORDINALITY AS u(chunk, id, lane, epoch, owner, place)), \
+        under AS MATERIALIZED (SELECT s.chunk, s.id, u.place FROM u JOIN tramline_slice s \
+            ON s.chunk = u.chunk AND s.id = u.id AND s.subscription = $1 AND s.lane = u.lane AND s.epoch = u.epoch \
+            AND s.owner = u.owner AND s.state IN (1, 7)), \
+        free AS MATERIALIZED (SELECT s.chunk, s.id FROM u JOIN tramline_slice s \
+            ON s.chunk = u.chunk AND s.id = u.id AND s.subscription = $1 AND s.lane = u.lane AND s.epoch = u.epoch \
+            AND s.owner = u.owner AND s.state IN (1, 7) ORDER BY s.chunk, s.id FOR UPDATE OF s SKIP LOCKED), \
+        done AS (UPDATE tramline_slice s SET due_at = $7, pos = $7 FROM free \
+            WHERE s.chunk = free.chunk AND s.id = free.id RETURNING s.chunk, s.id) \
+        SELECT u.place, under.id IS NOT NULL, done.id IS NOT NULL FROM u LEFT JOIN under ON under.place = u.place \
+        LEFT JOIN done ON done.chunk = under.chunk AND done.id = under.id";
+    let lanes = "WITH u AS MATERIALIZED (SELECT * FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], \
+            $5::bigint[], $6::bigint[]) WITH ORDINALITY AS u(chunk, id, lane, epoch, owner, place)), \
+        under AS MATERIALIZED (SELECT l.lane, u.place FROM u JOIN tramline_lane l ON l.subscription = $1 \
+            AND l.lane = u.lane AND l.epoch = u.epoch AND l.owner = u.owner), \
+        free AS MATERIALIZED (SELECT l.lane FROM u JOIN tramline_lane l ON l.subscription = $1 \
+            AND l.lane = u.lane AND l.epoch = u.epoch AND l.owner = u.owner ORDER BY l.lane FOR UPDATE OF l SKIP LOCKED), \
+        done AS (UPDATE tramline_lane l SET until = $7 FROM free \
+            WHERE l.subscription = $1 AND l.lane = free.lane RETURNING l.lane) \
+        SELECT u.place, under.lane IS NOT NULL, done.lane IS NOT NULL FROM u LEFT JOIN under ON under.place = u.place \
+        LEFT JOIN done ON done.lane = under.lane";
+    let mut answers = vec![Extended::Lost; extend.leases.len()];
+    for (sql, ordered) in [(slices, false), (lanes, true)] {
+        let wanted: Vec<usize> =
+            (0..extend.leases.len()).filter(|at| extend.leases[*at].is_ordered() == ordered).collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let query = session.query(sql).bind(extend.subscription.0);
+        let query = bind_leases(query, wanted.iter().map(|at| &extend.leases[*at])).bind(until.0);
+        for row in session.all(query).await? {
+            let place: i64 = row.try_get(0)?;
+            answers[wanted[place as usize - 1]] = match (row.try_get(1)?, row.try_get(2)?) {
+                (true, true) => Extended::Until(until),
+                (true, false) => Extended::Locked,
+                (false, _) => Extended::Lost,
+            };
+        }
+    }
+    Ok(answers)
+}
+
+pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<()> {
+    let id = release.subscription;
+    let lanes: BTreeSet<LaneId> =
+        release.leases.iter().filter(|lease| lease.is_ordered()).map(|lease| lease.lane).collect();
+    let mut views = lock(session, id, &lanes).await?;
+    let mut rows = lock_slices(session, id, release.leases.iter()).await?;
+    let mut changes = Changes::default();
+    for lease in &release.leases {
+        let mut view = views.get_mut(&lease.lane);
+        if lease.is_ordered() && !view.as_ref().is_some_and(|view| view.lane.is_under(lease)) {
+            continue;
+        }
+        if !rows.get(&(lease.chunk, lease.slice)).is_some_and(|slice| slice.is_under(lease)) {
+            continue;
+        }
+        if let Some(slice) = rows.remove(&(lease.chunk, lease.slice)) {
+            plan_release(slice, session.now, view.take(), &mut changes);
+        }
+    }
+    apply(session, id, &changes).await?;
+    let lanes: Vec<&Lane> = views.values().map(|view| &view.lane).collect();
+    write_lanes(session, &lanes).await
+}

@@ -1,0 +1,127 @@
+//! How a step ends: committed, given up, or tried again; and what the server's errors mean.
+
+use crate::error::{Error, Kind, Result};
+use sqlx::{Postgres, Transaction};
+use std::time::Duration;
+
+/// Runs one step in a transaction of its own: `|tx|` opens the session, `|session|` does the work. A macro, because the
+/// compiler cannot see yet that the future of an async closure may move between threads, whatever it borrows.
+macro_rules! step {
+    ($store:expr, $tries:expr, |$tx:ident| $open:expr, |$session:ident| $work:expr) => {{
+        let mut tries = $tries;
+        loop {
+            let mut transaction = $store.begin().await?;
+            let opened = {
+                let $tx = &mut *transaction;
+                $open.await
+            };
+            let result = match opened {
+                Ok(mut session) => {
+                    let $session = &mut session;
+                    $work.await
+                }
+                Err(error) => Err(error),
+            };
+            if let Some(result) = tries.end(transaction, result).await {
+                break result;
+            }
+        }
+    }};
+}
+pub(super) use step;
+
+/// Ends steps, and counts those that another one was in the way of.
+pub(super) struct Tries {
+    left: u32,
+    pause: Duration,
+    patient: bool,
+}
+
+impl Tries {
+    /// For steps that the server may undo in favour of another one.
+    pub(super) fn few() -> Tries {
+        Tries { left: 5, pause: Duration::ZERO, patient: false }
+    }
+
+    /// For changes of topics and subscriptions, which also have to wait for open transactions.
+    pub(super) fn patient() -> Tries {
+        Tries { left: 10, pause: Duration::from_millis(50), patient: true }
+    }
+
+    /// Commits what went well. `None`: another step was in the way, and this one is to be tried again from the start.
+    pub(super) async fn end<T>(
+        &mut self,
+        tx: Transaction<'static, Postgres>,
+        result: Result<T>,
+    ) -> Option<Result<T>> {
+        let result = match result {
+            Ok(value) => tx.commit().await.map(|()| value).map_err(Error::from),
+            Err(error) => {
+                // A connection that cannot roll back is closed; either way nothing of the step is left.
+                let _ = tx.rollback().await;
+                Err(error)
+            }
+        };
+        match result {
+            Err(error) if self.left > 0 && self.is_worth_another(&error) => {
+                self.left -= 1;
+                tokio::time::sleep(self.pause).await;
+                None
+            }
+            Err(error) if self.patient && waited_too_long(&error) => {
+                let what = "a transaction that emitted or settled is still open";
+                Some(Err(Error::unavailable(what, "end it, and try again").because(error)))
+            }
+            result => Some(result),
+        }
+    }
+
+    fn is_worth_another(&self, error: &Error) -> bool {
+        // A name that another process took at the same moment is found at the next try.
+        let taken = matches!(code(error).as_deref(), Some("23505"));
+        lost_against_another(error) || (self.patient && (taken || waited_too_long(error)))
+    }
+}
+
+/// The SQLSTATE behind an error, if the server gave one.
+fn code(error: &Error) -> Option<String> {
+    let source = std::error::Error::source(error)?.downcast_ref::<sqlx::Error>()?;
+    source.as_database_error()?.code().map(|code| code.into_owned())
+}
+
+/// Deadlock or serialisation failure: the server undid the step, and it can be repeated as it is.
+pub(super) fn lost_against_another(error: &Error) -> bool {
+    matches!(code(error).as_deref(), Some("40P01" | "40001"))
+}
+
+/// A lock was not given in time.
+pub(super) fn waited_too_long(error: &Error) -> bool {
+    matches!(code(error).as_deref(), Some("55P03"))
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Error {
+        let state = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
+        let (kind, remedy) = match (&state[..state.len().min(2)], &error) {
+            (_, sqlx::Error::PoolTimedOut) => {
+                (Kind::Unavailable, "all connections are busy; raise max_connections or find what holds them")
+            }
+            ("", _) => {
+                (Kind::Unavailable, "check that the server runs and can be reached; work goes on by itself")
+            }
+            ("22", _) => (Kind::Invalid, "the database cannot store this value; see the cause"),
+            ("28" | "3D", _) => (Kind::Unavailable, "check user, password and database in the URL"),
+            ("3F" | "42", _) => (
+                Kind::Unavailable,
+                "check the user's rights, and that the schema was migrated by this version",
+            ),
+            ("40", _) => (Kind::Unavailable, "another transaction was in the way; try again"),
+            ("53", _) => {
+                (Kind::Unavailable, "the server is out of space, memory or connections; give it more")
+            }
+            ("55", _) => (Kind::Unavailable, "another transaction holds a lock; try again when it has ended"),
+            _ => (Kind::Unavailable, "try again; if it stays, see the server's log"),
+        };
+        Error::new(kind, "PostgreSQL failed", remedy).because(error)
+    }
+}

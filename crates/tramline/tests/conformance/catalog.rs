@@ -1,0 +1,261 @@
+//! Topics and subscriptions.
+
+use crate::bed::*;
+
+conformance![
+    a_topic_has_32_lanes_and_keeps_events_for_a_day_unless_it_says_otherwise,
+    the_lanes_of_a_topic_never_change,
+    the_retention_of_a_topic_can_change,
+    topics_are_listed_by_name,
+    a_topic_cannot_be_deleted_while_it_is_consumed,
+    a_deleted_topic_is_gone_with_its_events,
+    the_number_of_a_deleted_topic_never_comes_back,
+    an_impossible_topic_is_refused,
+    a_subscription_creates_its_topics,
+    putting_the_same_subscription_again_changes_nothing,
+    subscriptions_are_listed_by_name,
+    the_policy_of_a_subscription_can_change,
+    ordering_and_guarantee_never_change,
+    an_impossible_subscription_is_refused,
+    a_deleted_subscription_is_gone_with_its_work,
+    a_recreated_subscription_is_another_one,
+    a_lease_of_before_is_worth_nothing_in_a_recreated_subscription,
+    a_topic_that_is_no_longer_consumed_takes_its_work_along,
+    a_topic_can_be_added_to_a_subscription,
+    no_emit_misses_a_subscription_that_was_just_created,
+    what_does_not_exist_cannot_be_deleted,
+];
+
+fn topic(name: &str, lanes: Option<u32>, retention: Option<u64>) -> PutTopic {
+    PutTopic {
+        name: name.into(),
+        lanes,
+        retention: retention.map(seconds),
+        now: Some(Time(1_800_000_000_000)),
+    }
+}
+
+async fn a_topic_has_32_lanes_and_keeps_events_for_a_day_unless_it_says_otherwise(bed: Bed) {
+    let plain = bed.store.put_topic(topic("plain", None, None)).await.unwrap();
+    assert_eq!((plain.lanes, plain.retention, plain.created_at), (32, seconds(86_400), bed.time()));
+    let own = bed.store.put_topic(topic("own", Some(7), Some(60))).await.unwrap();
+    assert_eq!((own.lanes, own.retention), (7, seconds(60)));
+}
+
+async fn the_lanes_of_a_topic_never_change(bed: Bed) {
+    bed.store.put_topic(topic("a", Some(7), None)).await.unwrap();
+    let error = bed.store.put_topic(topic("a", Some(8), None)).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Conflict);
+    assert_eq!(bed.store.put_topic(topic("a", Some(7), None)).await.unwrap().lanes, 7);
+    assert_eq!(bed.store.put_topic(topic("a", None, None)).await.unwrap().lanes, 7);
+}
+
+async fn the_retention_of_a_topic_can_change(bed: Bed) {
+    let first = bed.store.put_topic(topic("a", None, Some(60))).await.unwrap();
+    let second = bed.store.put_topic(topic("a", None, Some(90))).await.unwrap();
+    assert_eq!((second.id, second.retention), (first.id, seconds(90)));
+    let third = bed.store.put_topic(topic("a", None, None)).await.unwrap();
+    assert_eq!(third, second);
+}
+
+async fn topics_are_listed_by_name(bed: Bed) {
+    for name in ["b", "a/2", "c", "a/1"] {
+        bed.topic(name, 4).await;
+    }
+    let topics = bed.store.topics().await.unwrap();
+    assert_eq!(topics.iter().map(|topic| &*topic.name).collect::<Vec<_>>(), ["a/1", "a/2", "b", "c"]);
+}
+
+async fn a_topic_cannot_be_deleted_while_it_is_consumed(bed: Bed) {
+    bed.queue(unordered()).await;
+    assert_eq!(bed.store.delete_topic(TOPIC).await.unwrap_err().kind(), Kind::Conflict);
+    bed.store.delete_subscription("queue").await.unwrap();
+    bed.store.delete_topic(TOPIC).await.unwrap();
+    assert!(bed.store.topics().await.unwrap().is_empty());
+}
+
+async fn a_deleted_topic_is_gone_with_its_events(bed: Bed) {
+    let id = bed.emit(keyed("a").state("open")).await;
+    bed.store.delete_topic(TOPIC).await.unwrap();
+    assert!(bed.find(id).await.is_none());
+    let next = bed.emit_together(vec![keyed("a")]).await;
+    assert_eq!(next[0].prev, None, "the chains of the old topic are gone");
+    let head = bed.store.head(TOPIC, "a").await.unwrap();
+    assert_eq!(head, Some(Head { last_id: next[0].id, state: None }));
+}
+
+async fn the_number_of_a_deleted_topic_never_comes_back(bed: Bed) {
+    let old = bed.store.put_topic(topic("a", None, None)).await.unwrap();
+    let old_event = bed.emit(Event::new("a", "x")).await;
+    bed.store.delete_topic("a").await.unwrap();
+    let new = bed.store.put_topic(topic("a", None, None)).await.unwrap();
+    assert!(new.id > old.id);
+    assert!(bed.emit(Event::new("a", "x")).await.chunk() > old_event.chunk());
+}
+
+async fn an_impossible_topic_is_refused(bed: Bed) {
+    for put in [
+        topic("two words", None, None),
+        topic("", None, None),
+        topic("a", Some(0), None),
+        topic("a", Some(4097), None),
+    ] {
+        let error = bed.store.put_topic(put).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "{error}");
+    }
+    assert!(bed.store.topics().await.unwrap().is_empty());
+}
+
+async fn a_subscription_creates_its_topics(bed: Bed) {
+    let subscription = bed.subscribe("s", &["b", "a"], unordered(), Start::Now).await.unwrap();
+    assert_eq!(subscription.topics.iter().map(|topic| &**topic).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(bed.store.topics().await.unwrap().len(), 2);
+}
+
+async fn putting_the_same_subscription_again_changes_nothing(bed: Bed) {
+    let queue = bed.queue(ordered()).await;
+    let id = bed.emit(keyed("a")).await;
+    let before = bed.store.subscriptions().await.unwrap();
+    bed.pass(seconds(5));
+    let again = bed.subscribe("queue", &[TOPIC], ordered(), Start::Beginning).await.unwrap();
+    assert_eq!(before, [again]);
+    queue.backfill().await;
+    assert_eq!(queue.drain().await, [id]);
+}
+
+async fn subscriptions_are_listed_by_name(bed: Bed) {
+    for name in ["c", "a", "b"] {
+        bed.queue_named(name, &[TOPIC], unordered()).await;
+    }
+    let subscriptions = bed.store.subscriptions().await.unwrap();
+    assert_eq!(subscriptions.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["a", "b", "c"]);
+}
+
+async fn the_policy_of_a_subscription_can_change(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    bed.emit(plain_event()).await;
+    let policy = Policy { retry: Retry::never(), lease: Some(seconds(99)), ..unordered() };
+    let changed = bed.queue(policy.clone()).await;
+    assert_eq!(changed.id, queue.id);
+    assert_eq!(bed.store.subscriptions().await.unwrap()[0].policy, policy);
+    let claimed = queue.claim(1).await;
+    assert_eq!(claimed.slices[0].until, bed.time().after(seconds(99)));
+    queue.settle(&claimed, Outcome::retry("no")).await;
+    assert_eq!(queue.counts().await.dead, 1);
+}
+
+async fn ordering_and_guarantee_never_change(bed: Bed) {
+    bed.queue(unordered()).await;
+    for policy in [ordered(), at_most_once()] {
+        let error = bed.subscribe("queue", &[TOPIC], policy, Start::Now).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Conflict);
+    }
+}
+
+async fn an_impossible_subscription_is_refused(bed: Bed) {
+    let bad = Policy { lease: Some(seconds(1_000_000)), ..unordered() };
+    for (name, topics, policy) in [
+        ("two words", &["a"][..], unordered()),
+        ("s", &["two words"], unordered()),
+        ("s", &["a"], bad),
+        ("s", &[], unordered()),
+    ] {
+        let error = bed.subscribe(name, topics, policy, Start::Now).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "{error}");
+    }
+    assert!(bed.store.subscriptions().await.unwrap().is_empty());
+}
+
+async fn a_deleted_subscription_is_gone_with_its_work(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let emitted = bed.emit_keys(&["a", "a", "b", "c"]).await;
+        queue.settle(&queue.claim(1).await, Outcome::retry("no")).await;
+        queue.claim(1).await;
+        bed.store.delete_subscription(name).await.unwrap();
+        assert!(bed.store.subscriptions().await.unwrap().is_empty(), "{name}");
+        for id in emitted {
+            assert!(bed.find(id).await.unwrap().deliveries.is_empty(), "{name}");
+        }
+    }
+}
+
+async fn a_recreated_subscription_is_another_one(bed: Bed) {
+    let old = bed.queue(ordered()).await;
+    bed.emit_keys(&["a", "a"]).await;
+    old.settle(&old.claim(1).await, Outcome::dead("no")).await;
+    old.set(RuleKind::Pause).await;
+    bed.store.delete_subscription("queue").await.unwrap();
+    let new = bed.queue(ordered()).await;
+    assert!(new.id > old.id);
+    assert_eq!(new.stats().await, Stats { counts: Counts::default(), oldest_ready_at: None, rules: vec![] });
+    let id = bed.emit(keyed("a")).await;
+    let claimed = new.claim(10).await;
+    assert_eq!((ids(&claimed), skipped(&claimed, id)), (vec![id], vec![]));
+}
+
+async fn a_lease_of_before_is_worth_nothing_in_a_recreated_subscription(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let old = bed.queue_named(name, &[TOPIC], policy.clone()).await;
+        bed.emit(keyed("a")).await;
+        let stale = old.claim(1).await;
+        bed.store.delete_subscription(name).await.unwrap();
+        let new = bed.subscribe(name, &[TOPIC], policy, Start::Beginning).await.unwrap();
+        let new = Queue { id: new.id, ..old };
+        new.backfill().await;
+        let claimed = new.claim(10).await;
+        assert!(!new.done(&stale).await, "{name}");
+        assert!(new.done(&claimed).await, "{name}");
+    }
+}
+
+async fn a_topic_that_is_no_longer_consumed_takes_its_work_along(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &["a", "b"], policy.clone()).await;
+        bed.emit(Event::new("a", "x").key("k")).await;
+        let kept = bed.emit(Event::new("b", "x").key("k")).await;
+        bed.queue_named(name, &["b"], policy).await;
+        bed.emit(Event::new("a", "x").key("k")).await;
+        assert_eq!(queue.counts().await, Counts { ready: 1, ..Counts::default() }, "{name}");
+        assert_eq!(queue.drain().await, [kept], "{name}");
+    }
+}
+
+async fn a_topic_can_be_added_to_a_subscription(bed: Bed) {
+    let queue = bed.queue_named("queue", &["a"], ordered()).await;
+    let before = bed.emit(Event::new("b", "x")).await;
+    bed.subscribe("queue", &["a", "b"], ordered(), Start::Beginning).await.unwrap();
+    let after = bed.emit(Event::new("b", "x")).await;
+    queue.backfill().await;
+    assert_eq!(sorted(queue.drain().await), [before, after]);
+}
+
+/// Trap: an emit that read the old list of subscriptions.
+async fn no_emit_misses_a_subscription_that_was_just_created(bed: Bed) {
+    bed.topic(TOPIC, 4).await;
+    let created = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let emitted = in_parallel(5, |number| {
+        let (bed, created) = (bed.clone(), created.clone());
+        async move {
+            let mut after = Vec::new();
+            for round in 0..30 {
+                if number == 1 && round == 10 {
+                    bed.queue(ordered()).await;
+                    created.store(true, std::sync::atomic::Ordering::SeqCst);
+                }
+                let is_after = created.load(std::sync::atomic::Ordering::SeqCst);
+                let id = bed.emit(keyed(&format!("key{round}"))).await;
+                after.extend(is_after.then_some(id));
+            }
+            after
+        }
+    });
+    let after = emitted.await.concat();
+    let seen = bed.queue(ordered()).await.drain().await;
+    assert!(after.len() >= 20 && after.iter().all(|id| seen.contains(id)));
+}
+
+async fn what_does_not_exist_cannot_be_deleted(bed: Bed) {
+    assert_eq!(bed.store.delete_topic("none").await.unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(bed.store.delete_subscription("none").await.unwrap_err().kind(), Kind::NotFound);
+}

@@ -1,0 +1,199 @@
+//! Leases: how long a claim holds, how it is renewed, given back and lost.
+
+use crate::bed::*;
+
+conformance![
+    a_lease_keeps_others_away_until_it_ends,
+    an_expired_lease_is_due_again,
+    an_extended_lease_lasts_longer,
+    an_extension_may_be_of_another_length,
+    extending_one_lease_of_a_lane_extends_the_lane,
+    a_lost_lease_cannot_be_extended,
+    a_lost_lease_settles_nothing,
+    the_next_lease_of_the_same_worker_is_another_one,
+    a_released_event_can_be_claimed_at_once,
+    a_release_is_not_counted,
+    releasing_a_lost_lease_changes_nothing,
+    a_released_lease_settles_nothing,
+    what_was_settled_before_a_release_stays_settled,
+    a_released_lane_is_free,
+    a_lease_survives_being_written_down,
+];
+
+async fn a_lease_keeps_others_away_until_it_ends(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        let until = queue.claim_by(ANNA, 1).await.slices[0].until;
+        bed.pass(until.since(bed.time()) - std::time::Duration::from_millis(1));
+        assert!(ids(&queue.claim_by(BERT, 1).await).is_empty(), "{name}");
+        assert_eq!(queue.counts().await.leased, 1, "{name}");
+        bed.pass(std::time::Duration::from_millis(1));
+        assert_eq!(queue.counts().await.ready, 1, "{name}");
+        assert_eq!(ids(&queue.claim_by(BERT, 1).await).len(), 1, "{name}");
+    }
+}
+
+async fn an_expired_lease_is_due_again(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let emitted = bed.emit_plain(3).await;
+    queue.claim_by(ANNA, 3).await;
+    bed.pass(LEASE);
+    assert_eq!(queue.counts().await, Counts { ready: 3, ..Counts::default() });
+    assert_eq!(queue.drain().await, emitted);
+}
+
+async fn an_extended_lease_lasts_longer(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], Policy { lease: Some(seconds(10)), ..policy }).await;
+        bed.emit(keyed("a")).await;
+        let claimed = queue.claim_by(ANNA, 1).await;
+        bed.pass(seconds(9));
+        assert_eq!(queue.extend(&claimed).await, [Extended::Until(bed.time().after(seconds(10)))], "{name}");
+        bed.pass(seconds(9));
+        assert!(ids(&queue.claim_by(BERT, 1).await).is_empty(), "{name}");
+        assert!(queue.done(&claimed).await, "{name}");
+    }
+}
+
+async fn an_extension_may_be_of_another_length(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    bed.emit(plain_event()).await;
+    let claimed = queue.claim(1).await;
+    let lease = Some(seconds(500));
+    let extend = Extend { subscription: queue.id, leases: leases(&claimed), lease, now: bed.now() };
+    let until = bed.time().after(seconds(500));
+    assert_eq!(bed.store.extend(extend).await.unwrap(), [Extended::Until(until)]);
+}
+
+async fn extending_one_lease_of_a_lane_extends_the_lane(bed: Bed) {
+    let queue = bed.lane(Policy { lease: Some(seconds(10)), ..ordered() }).await;
+    bed.emit_keys(&["a", "b"]).await;
+    let first = queue.claim_by(ANNA, 1).await;
+    let second = queue.claim_by(ANNA, 1).await;
+    bed.pass(seconds(9));
+    queue.extend(&first).await;
+    bed.pass(seconds(9));
+    assert!(ids(&queue.claim_by(BERT, 1).await).is_empty());
+    assert!(queue.done(&second).await);
+}
+
+async fn a_lost_lease_cannot_be_extended(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        let lost = queue.claim_by(ANNA, 1).await;
+        bed.pass(LEASE);
+        let taken = queue.claim_by(BERT, 1).await;
+        assert_eq!(queue.extend(&lost).await, [Extended::Lost], "{name}");
+        assert!(queue.done(&taken).await, "{name}");
+        assert_eq!(
+            queue.extend(&taken).await,
+            [Extended::Lost],
+            "{name}: nothing is left of a settled lease"
+        );
+    }
+}
+
+async fn a_lost_lease_settles_nothing(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        let lost = queue.claim_by(ANNA, 1).await;
+        bed.pass(LEASE);
+        let taken = queue.claim_by(BERT, 1).await;
+        for outcome in [Outcome::Done, Outcome::retry("no"), Outcome::dead("no")] {
+            assert!(!queue.settle(&lost, outcome).await, "{name}");
+        }
+        assert_eq!(queue.counts().await, Counts { leased: 1, ..Counts::default() }, "{name}");
+        assert!(queue.done(&taken).await, "{name}");
+    }
+}
+
+async fn the_next_lease_of_the_same_worker_is_another_one(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        let old = queue.claim(1).await;
+        bed.pass(LEASE);
+        let new = queue.claim(1).await;
+        assert!(!queue.done(&old).await, "{name}");
+        assert!(queue.done(&new).await, "{name}");
+    }
+}
+
+async fn a_released_event_can_be_claimed_at_once(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered()), ("once", at_most_once())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let id = bed.emit(keyed("a")).await;
+        queue.release(&queue.claim_by(ANNA, 1).await).await;
+        assert_eq!(queue.counts().await, Counts { ready: 1, ..Counts::default() }, "{name}");
+        let claimed = queue.claim_by(BERT, 1).await;
+        assert_eq!(ids(&claimed), [id], "{name}");
+        assert!(queue.done(&claimed).await, "{name}");
+    }
+}
+
+async fn a_release_is_not_counted(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        queue.release(&queue.claim(1).await).await;
+        let slice = queue.claim(1).await.slices.remove(0);
+        assert_eq!((slice.attempts, slice.crashes, slice.replayed), (0, 0, false), "{name}");
+    }
+}
+
+async fn releasing_a_lost_lease_changes_nothing(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        let lost = queue.claim_by(ANNA, 1).await;
+        bed.pass(LEASE);
+        let taken = queue.claim_by(BERT, 1).await;
+        queue.release(&lost).await;
+        assert_eq!(queue.counts().await, Counts { leased: 1, ..Counts::default() }, "{name}");
+        assert!(queue.done(&taken).await, "{name}");
+        queue.release(&taken).await;
+        assert_eq!(queue.counts().await, Counts::default(), "{name}");
+    }
+}
+
+async fn a_released_lease_settles_nothing(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered()), ("once", at_most_once())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        let released = queue.claim(1).await;
+        queue.release(&released).await;
+        assert!(!queue.done(&released).await, "{name}");
+        assert_eq!(queue.counts().await, Counts { ready: 1, ..Counts::default() }, "{name}");
+    }
+}
+
+async fn what_was_settled_before_a_release_stays_settled(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let emitted = bed.emit_plain(4).await;
+        let claimed = queue.claim(4).await;
+        queue.settle_each(&claimed, &[(emitted[0], Outcome::Done)]).await;
+        queue.release(&claimed).await;
+        assert_eq!(queue.drain().await, emitted[1..], "{name}");
+    }
+}
+
+async fn a_released_lane_is_free(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let emitted = bed.emit_keys(&["a", "a", "b"]).await;
+    queue.release(&queue.claim_by(ANNA, 2).await).await;
+    assert_eq!(ids(&queue.claim_by(BERT, 10).await), emitted);
+}
+
+async fn a_lease_survives_being_written_down(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        let mut claimed = queue.claim(1).await;
+        claimed.slices[0].lease = claimed.slices[0].lease.to_string().parse().unwrap();
+        assert!(queue.done(&claimed).await, "{name}");
+    }
+}

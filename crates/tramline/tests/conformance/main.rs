@@ -1,0 +1,47 @@
+//! What every store has to do, in one suite: each test is written once against the trait `Store` and runs on each place.
+//!
+//! A new store adds one line to `conformance!`. Tests read as sentences with the verbs of [`bed`]; time is manual.
+//! `cargo test --test conformance sqlite::` runs one store, `cargo test --test conformance order::` one area.
+
+/// Runs the named tests on every store, as `area::store::test`.
+macro_rules! conformance {
+    ($($test:ident,)*) => {
+        conformance!(@store sqlite, SqliteFile, $($test,)*);
+        conformance!(@store sqlite_memory, SqliteMemory, $($test,)*);
+        conformance!(@store postgres, Postgres, $($test,)*);
+    };
+    (@store $store:ident, $place:ident, $($test:ident,)*) => {
+        mod $store {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $test() {
+                    let place = crate::stores::Place::$place;
+                    let fresh = std::sync::Arc::new(crate::stores::Fresh::open(place).await);
+                    super::$test(crate::bed::Bed::new(fresh.clone())).await;
+                    fresh.close().await;
+                }
+            )*
+        }
+    };
+}
+
+mod at_most_once;
+mod backfill;
+mod bed;
+mod catalog;
+mod claim;
+mod dead;
+mod emit;
+mod idempotency;
+mod leases;
+mod log;
+mod order;
+mod parked;
+mod retention;
+mod rules;
+mod settle;
+#[path = "../stores/mod.rs"]
+mod stores;
+mod suspects;
+mod traps;
+mod workers;

@@ -1,0 +1,227 @@
+//! What can happen in a history. Steps name things by small numbers that always mean something, so that any part of a
+//! history is a history: failures shrink well.
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use tramline::model::outcome::Outcome;
+use tramline::model::retry::Retry;
+use tramline::model::rule::RuleKind;
+use tramline::model::subscription::{Guarantee, OnExhausted, Ordering, Policy, WhileRetrying};
+
+/// The length of every lease, and the wait between attempts, in seconds.
+pub(crate) const LEASE: u64 = 10;
+const RETRY: u64 = 5;
+
+#[derive(Clone)]
+pub(crate) struct History {
+    /// How many lanes the topic has; events without a key are only emitted where there is one.
+    pub(crate) lanes: u32,
+    /// The subscriptions that are there from the start, and one that may come later.
+    pub(crate) policies: Vec<Policy>,
+    pub(crate) late: Policy,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// One line per step, however the report is formatted.
+impl std::fmt::Debug for History {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "{} lanes", self.lanes)?;
+        for policy in self.policies.iter().chain([&self.late]) {
+            let Policy { ordering, guarantee, while_retrying, on_exhausted, retry, .. } = policy;
+            let attempts = retry.max_attempts;
+            writeln!(
+                f,
+                "{ordering:?} {guarantee:?} {while_retrying:?} {on_exhausted:?} {attempts} attempts"
+            )?;
+        }
+        self.steps.iter().try_for_each(|step| writeln!(f, "{}", format!("{step:?}")))
+    }
+}
+
+/// An event to emit.
+#[derive(Clone, Debug)]
+pub(crate) struct New {
+    pub(crate) key: Option<u8>,
+    pub(crate) delay: u64,
+    pub(crate) priority: u8,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Emit(Vec<New>),
+    Claim {
+        sub: usize,
+        worker: usize,
+        max: u32,
+        idle: bool,
+        share: Option<u32>,
+        single: bool,
+    },
+    Settle {
+        sub: usize,
+        worker: usize,
+        verdicts: Vec<Verdict>,
+    },
+    SettleStale {
+        pick: usize,
+    },
+    Extend {
+        sub: usize,
+        worker: usize,
+    },
+    Release {
+        sub: usize,
+        worker: usize,
+    },
+    /// The worker forgets everything and goes on as somebody else.
+    Crash {
+        worker: usize,
+    },
+    /// The worker comes back under its name.
+    Restart {
+        worker: usize,
+    },
+    Beat {
+        worker: usize,
+    },
+    Sweep,
+    Pass {
+        seconds: u64,
+    },
+    Rule {
+        sub: usize,
+        kind: RuleKind,
+        set: bool,
+    },
+    Cancel {
+        pick: usize,
+    },
+    Revive {
+        sub: usize,
+        pick: Option<usize>,
+        replay: bool,
+    },
+    ReleaseParked {
+        sub: usize,
+        key: Option<u8>,
+    },
+    Resend {
+        sub: usize,
+        pick: usize,
+    },
+    Subscribe,
+    Backfill,
+}
+
+/// What a worker says of one event that it has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verdict {
+    NotYet,
+    Done,
+    Retry,
+    RetryAfter(u64),
+    Snooze(u64),
+    Dead,
+}
+
+impl Verdict {
+    pub(crate) fn outcome(self) -> Option<Outcome> {
+        let after = std::time::Duration::from_secs;
+        Some(match self {
+            Verdict::NotYet => return None,
+            Verdict::Done => Outcome::Done,
+            Verdict::Retry => Outcome::retry("failed"),
+            Verdict::RetryAfter(delay) => {
+                Outcome::Retry { delay: Some(after(delay)), error: "failed".into() }
+            }
+            Verdict::Snooze(delay) => Outcome::Snooze { delay: after(delay) },
+            Verdict::Dead => Outcome::dead("hopeless"),
+        })
+    }
+}
+
+pub(crate) fn history() -> impl Strategy<Value = History> {
+    let policies = (exhausted(), exhausted(), halting(), exhausted(), any::<bool>(), 2..4u32);
+    let late = (any::<bool>(), exhausted());
+    (1..3u32, policies, late, vec(step(), 1..60)).prop_map(|(lanes, policies, late, steps)| {
+        let (plain, strict, while_retrying, once, once_ordered, attempts) = policies;
+        let policy = |ordered, on_exhausted| Policy {
+            ordering: if ordered { Ordering::Key } else { Ordering::None },
+            on_exhausted,
+            retry: Retry::constant(attempts, std::time::Duration::from_secs(RETRY)),
+            lease: Some(std::time::Duration::from_secs(LEASE)),
+            ..Policy::default()
+        };
+        let policies = vec![
+            policy(false, plain),
+            policy(true, OnExhausted::Dead),
+            Policy { while_retrying, ..policy(true, strict) },
+            Policy { guarantee: Guarantee::AtMostOnce, ..policy(once_ordered, once) },
+        ];
+        History { lanes, policies, late: policy(late.0, late.1), steps }
+    })
+}
+
+fn exhausted() -> impl Strategy<Value = OnExhausted> {
+    prop_oneof![Just(OnExhausted::Dead), Just(OnExhausted::Hold), Just(OnExhausted::Drop)]
+}
+
+fn halting() -> impl Strategy<Value = WhileRetrying> {
+    prop_oneof![Just(WhileRetrying::Park), Just(WhileRetrying::Halt)]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (sub, worker) = (0..5usize, 0..3usize);
+    let event = (option::weighted(0.85, 0..4u8), delay(), 3..6u8);
+    let event = event.prop_map(|(key, delay, priority)| New { key, delay, priority });
+    let claim = (sub.clone(), worker.clone(), prop_oneof![1..4u32, Just(100)], any::<bool>());
+    let claim = (claim, option::weighted(0.2, 0..2u32), prop::bool::weighted(0.1));
+    prop_oneof![
+        6 => vec(event, 1..6).prop_map(Step::Emit),
+        12 => claim.prop_map(|((sub, worker, max, idle), share, single)| {
+            Step::Claim { sub, worker, max, idle, share, single }
+        }),
+        12 => (sub.clone(), worker.clone(), vec(verdict(), 12)).prop_map(|(sub, worker, verdicts)| {
+            Step::Settle { sub, worker, verdicts }
+        }),
+        2 => any::<u16>().prop_map(|pick| Step::SettleStale { pick: pick.into() }),
+        2 => (sub.clone(), worker.clone()).prop_map(|(sub, worker)| Step::Extend { sub, worker }),
+        2 => (sub.clone(), worker.clone()).prop_map(|(sub, worker)| Step::Release { sub, worker }),
+        1 => worker.clone().prop_map(|worker| Step::Crash { worker }),
+        1 => worker.clone().prop_map(|worker| Step::Restart { worker }),
+        2 => worker.prop_map(|worker| Step::Beat { worker }),
+        1 => Just(Step::Sweep),
+        8 => prop_oneof![1..4u64, Just(5), Just(11), Just(60)].prop_map(|seconds| Step::Pass { seconds }),
+        1 => (sub.clone(), rule(), prop::bool::weighted(0.3)).prop_map(|(sub, kind, set)| {
+            Step::Rule { sub, kind, set }
+        }),
+        2 => any::<u16>().prop_map(|pick| Step::Cancel { pick: pick.into() }),
+        3 => (sub.clone(), option::of(any::<u16>()), any::<bool>()).prop_map(|(sub, pick, replay)| {
+            Step::Revive { sub, pick: pick.map(usize::from), replay }
+        }),
+        2 => (sub.clone(), option::of(0..4u8)).prop_map(|(sub, key)| Step::ReleaseParked { sub, key }),
+        2 => (sub, any::<u16>()).prop_map(|(sub, pick)| Step::Resend { sub, pick: pick.into() }),
+        1 => Just(Step::Subscribe),
+        1 => Just(Step::Backfill),
+    ]
+}
+
+fn delay() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => Just(0u64), 1 => 1..4u64, 1 => Just(20)]
+}
+
+fn rule() -> impl Strategy<Value = RuleKind> {
+    prop_oneof![Just(RuleKind::Pause), Just(RuleKind::Block)]
+}
+
+fn verdict() -> impl Strategy<Value = Verdict> {
+    prop_oneof![
+        2 => Just(Verdict::NotYet),
+        6 => Just(Verdict::Done),
+        2 => Just(Verdict::Retry),
+        1 => (0..8u64).prop_map(Verdict::RetryAfter),
+        1 => (0..8u64).prop_map(Verdict::Snooze),
+        1 => Just(Verdict::Dead),
+    ]
+}

@@ -1,0 +1,55 @@
+//! Fresh private stores for tests, one for each place in which a store can be.
+
+use std::sync::Arc;
+use tempfile::TempDir;
+use tramline::model::id::Incarnation;
+use tramline::store::{self, Store};
+
+/// Where a store under test is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    SqliteFile,
+    SqliteMemory,
+    Postgres,
+}
+
+/// A store that nobody else uses. It is gone after [`Fresh::close`].
+pub(crate) struct Fresh {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) url: String,
+    pub(crate) place: Place,
+    _directory: Option<TempDir>,
+}
+
+impl Fresh {
+    pub(crate) async fn open(place: Place) -> Fresh {
+        let directory = matches!(place, Place::SqliteFile).then(directory);
+        let url = match (&directory, place) {
+            (Some(directory), _) => format!("sqlite://{}", directory.path().join("test.db").display()),
+            (None, Place::Postgres) => format!("{}?schema=conf_{:x}", postgres(), Incarnation::random().0),
+            (None, _) => "sqlite::memory:".to_owned(),
+        };
+        let store = store::open(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"));
+        Fresh { store, url, place, _directory: directory }
+    }
+
+    pub(crate) async fn close(&self) {
+        self.store.close().await;
+        if let (Place::Postgres, Some((_, schema))) = (self.place, self.url.split_once("?schema=")) {
+            use sqlx::Connection;
+            let mut connection = sqlx::PgConnection::connect(&postgres()).await.unwrap();
+            let drop = sqlx::AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE"));
+            sqlx::raw_sql(drop).execute(&mut connection).await.unwrap();
+        }
+    }
+}
+
+fn postgres() -> String {
+    std::env::var("TRAMLINE_TEST_POSTGRES").expect("TRAMLINE_TEST_POSTGRES is not set: run ./test")
+}
+
+/// In memory where the system has a directory for it: what is tested here is not the disk.
+fn directory() -> TempDir {
+    let memory = std::path::Path::new("/dev/shm");
+    if memory.is_dir() { TempDir::new_in(memory).unwrap() } else { TempDir::new().unwrap() }
+}
