@@ -90,7 +90,7 @@ impl Claimer {
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = gate.wanted() => continue,
-                () = run.ledger.load.at_most(self.low()) => {}
+                () = run.room(self.low()) => {}
             }
             self.listener.arm();
             match self.claim(Suspects::Leave).await? {

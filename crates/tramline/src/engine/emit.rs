@@ -152,8 +152,7 @@ impl Inner {
                 break;
             }
             let Some(next) = waiting.pop_front() else { break };
-            let repeats = idempotency(&next.unit).is_some_and(|key| !keys.insert(self.hasher.hash_one(key)));
-            if repeats {
+            if idempotency(&next.unit).is_some_and(|key| !keys.insert(self.hasher.hash_one(key))) {
                 later.push(next);
                 continue;
             }
