@@ -32,15 +32,22 @@ async fn main() -> ExitCode {
         .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter))
         .with(queries.clone().with_filter(queries.clone()))
         .init();
-    let result = match Cli::parse().command {
-        Command::Bench(args) => bench::run(args, queries).await,
-        Command::Migrate(args) => migrate::run(args).await,
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tramline: {error}");
-            ExitCode::FAILURE
+    let command = Cli::parse().command;
+    // On a thread of the runtime's pool: from the main thread every await would be a hop between threads.
+    let running = tokio::spawn(async move {
+        match command {
+            Command::Bench(args) => bench::run(args, queries).await,
+            Command::Migrate(args) => migrate::run(args).await,
         }
+    });
+    match running.await {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => fail(&error.to_string()),
+        Err(error) => fail(&error.to_string()),
     }
+}
+
+fn fail(error: &str) -> ExitCode {
+    eprintln!("tramline: {error}");
+    ExitCode::FAILURE
 }

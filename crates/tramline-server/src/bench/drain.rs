@@ -1,6 +1,6 @@
 //! Draining a backlog with workers whose handlers do nothing, through the public API.
 
-use super::emit::{bulk as emit_bulk, event};
+use super::emit::{bulk as emit_bulk, concurrently as emit_concurrently, event};
 use super::queries::QueryCounter;
 use super::row::{BoxError, rate};
 use super::target::Target;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use tokio::task::JoinSet;
-use tramline::{Shutdown, Tramline};
+use tramline::{Event, Shutdown, Tramline};
 
 /// Handlers that run at once, per worker.
 const CONCURRENCY: usize = 64;
@@ -17,6 +17,8 @@ const CONCURRENCY: usize = 64;
 const SMALL: usize = 10_000;
 /// How many events of a large backlog are timed.
 const TIMED: usize = 500_000;
+/// Producers that emit ordered events at the same time.
+const PRODUCERS: usize = 256;
 /// The keys of ordered events.
 const KEYS: usize = 10_000;
 
@@ -34,17 +36,21 @@ pub(super) async fn bulk(
     backlog.remove().await
 }
 
-/// `drain_keyed`: strictly ordered per key.
+/// `drain_keyed`: strictly ordered per key, emitted one by one by many producers at once, as a web service does; and
+/// `drain_keyed_bulk`: the same keys emitted by the thousand, where every chunk touches nearly every lane.
 pub(super) async fn keyed(
     target: &Target,
     size: Size,
     round: usize,
     samples: &mut Samples,
 ) -> Result<(), BoxError> {
-    let name = format!("keyed/{round}");
-    let backlog = Backlog::prepare(target, &name, true).await?;
-    backlog.fill(target, size.events).await?;
+    let backlog = Backlog::prepare(target, &format!("keyed/{round}"), true).await?;
+    emit_concurrently(&backlog.tram, PRODUCERS, size.events, backlog.maker()).await?;
     samples.add("drain_keyed", backlog.drain(target, size.events).await?);
+    backlog.remove().await?;
+    let backlog = Backlog::prepare(target, &format!("keyed-bulk/{round}"), true).await?;
+    backlog.fill(target, size.events).await?;
+    samples.add("drain_keyed_bulk", backlog.drain(target, size.events).await?);
     backlog.remove().await
 }
 
@@ -110,8 +116,13 @@ impl Backlog {
     }
 
     async fn fill(&self, target: &Target, events: usize) -> Result<f64, BoxError> {
+        emit_bulk(&self.tram, target.tasks(), events, self.maker()).await
+    }
+
+    /// Makes the n-th event.
+    fn maker(&self) -> impl Fn(usize) -> Event + Clone + Send + 'static {
         let (topic, ordered) = (self.name.clone(), self.ordered);
-        let make = move |n: usize| {
+        move |n: usize| {
             let event = event(&topic);
             // Multiplying by a large odd number spreads the keys like chance would, the same way in every run.
             if ordered {
@@ -119,8 +130,7 @@ impl Backlog {
             } else {
                 event
             }
-        };
-        emit_bulk(&self.tram, target.tasks(), events, make).await
+        }
     }
 
     /// Runs workers until `events` events are handled and settled.

@@ -52,6 +52,29 @@ async fn emit_singly(tram: &Tramline, topic: &str, callers: usize, time: Duratio
     Ok(rate(emitted, start.elapsed()))
 }
 
+/// Emits `events` events made by `make`, one at a time, from many callers.
+pub(super) async fn concurrently(
+    tram: &Tramline,
+    callers: usize,
+    events: usize,
+    make: impl Fn(usize) -> Event + Clone + Send + 'static,
+) -> Result<(), BoxError> {
+    let mut tasks = JoinSet::new();
+    for caller in 0..callers {
+        let (tram, make) = (tram.clone(), make.clone());
+        tasks.spawn(async move {
+            for n in (caller..events).step_by(callers) {
+                tram.emit(make(n)).await?;
+            }
+            Ok::<(), tramline::Error>(())
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
 /// Emits `events` events made by `make`, in bulk, from as many callers as the store likes. Gives events per second.
 pub(super) async fn bulk(
     tram: &Tramline,

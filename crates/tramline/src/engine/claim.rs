@@ -56,7 +56,7 @@ impl Claimer {
         Claimer {
             listener: run.tram.wake().listen(run.subscription.id),
             living: run.tram.presence().living(),
-            pace: Pace::new(run.concurrency, run.tram.clock().reading()),
+            pace: Pace::new(run.concurrency * run.handlers.largest_batch(), run.tram.clock().reading()),
             outage: Outage::new("events are claimed"),
             stop,
             until_idle,
@@ -90,7 +90,7 @@ impl Claimer {
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = gate.wanted() => continue,
-                () = run.ledger.load.at_most(self.low()) => {}
+                () = run.room(self.low()) => {}
             }
             self.listener.arm();
             match self.claim(Suspects::Leave).await? {
@@ -170,8 +170,7 @@ impl Claimer {
         if got.events > 0 && !few {
             return Ok(Found::More);
         }
-        let reading = run.tram.clock().reading();
-        let next = got.answer.next_due.map(|due| reading.saturating_add(due.since(got.answer.now)));
+        let next = got.answer.next_due.map(|due| run.tram.clock().reading_of(due, got.answer.now));
         let in_the_way = run.is_ordered() && !run.store_was_free(business);
         Ok(Found::All { next, in_the_way })
     }
@@ -279,7 +278,8 @@ async fn unless<T>(stop: &CancellationToken, future: impl Future<Output = T>) ->
 /// How fast events are done, and so how many should be in hand.
 #[derive(Debug)]
 struct Pace {
-    concurrency: usize,
+    /// How many events can run at the same time.
+    at_once: usize,
     /// Events per second.
     rate: f64,
     at: Duration,
@@ -287,13 +287,13 @@ struct Pace {
 }
 
 impl Pace {
-    fn new(concurrency: usize, at: Duration) -> Pace {
-        Pace { concurrency, rate: 0.0, at, in_hand: 0 }
+    fn new(at_once: usize, at: Duration) -> Pace {
+        Pace { at_once, rate: 0.0, at, in_hand: 0 }
     }
 
     fn target(&self) -> usize {
         let ahead = (self.rate * AHEAD.as_secs_f64()) as usize;
-        ahead.max(self.concurrency * 2).min(MOST.max(self.concurrency))
+        ahead.max(self.at_once.saturating_mul(2)).min(MOST)
     }
 
     /// So many events are left of those that were taken. A faster pace counts at once, a slower one by and by.

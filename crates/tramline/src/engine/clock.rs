@@ -39,6 +39,15 @@ impl Clock {
         }
     }
 
+    /// The reading at which `due` comes, if the store's clock shows `now` at this moment.
+    pub(crate) fn reading_of(&self, due: Time, now: Time) -> Duration {
+        match self {
+            Clock::Store(_) => self.reading().saturating_add(due.since(now)),
+            // Exact, even if somebody has moved the clock since the store was asked.
+            Clock::Manual(_) => due.since(Time(0)),
+        }
+    }
+
     /// Waits until the reading is at least `reading`. Cancel-safe.
     pub(crate) async fn sleep_until(&self, reading: Duration) {
         match self {

@@ -260,6 +260,11 @@ impl Handlers {
         self.by_kind.get(kind).or(self.any.as_ref())
     }
 
+    /// The most events that one handler may take at once.
+    pub(crate) fn largest_batch(&self) -> usize {
+        self.by_kind.values().chain(&self.any).map(Bound::max).max().unwrap_or(1)
+    }
+
     /// How many events of a type may be run together.
     pub(crate) fn most_at_once(&self, kind: &str) -> usize {
         self.find(kind).map_or(1, Bound::max)

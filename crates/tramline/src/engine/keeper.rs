@@ -10,8 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
+/// The shortest pause between two looks.
+const SOON: Duration = Duration::from_millis(5);
+
 /// Keeps until it is told to stop.
 pub(crate) async fn keep_all(run: Arc<Run>, stop: CancellationToken) {
+    let mut kept = true;
     loop {
         if run.ledger.is_empty() {
             tokio::select! {
@@ -19,28 +23,27 @@ pub(crate) async fn keep_all(run: Arc<Run>, stop: CancellationToken) {
                 () = run.ledger.arrival.notified() => {}
             }
         }
-        let wake_at = next_look(&run);
+        let wake_at = next_look(&run, kept);
         tokio::select! {
             () = stop.cancelled() => return,
             () = run.tram.clock().sleep_until(wake_at) => {}
         }
-        extend(&run).await;
+        kept = extend(&run).await;
         expire(&run);
     }
 }
 
-/// The first moment at which a lease is a third used, or over.
-fn next_look(run: &Run) -> Duration {
+/// The first moment at which a lease is a third used; after a failure again and again, but not busily.
+fn next_look(run: &Run, kept: bool) -> Duration {
     let lease = run.subscription.policy.lease();
     let now = run.tram.clock().reading();
     let first = run.ledger.all().iter().map(|hand| hand.deadline()).min();
     let Some(first) = first else { return now + lease / 3 };
-    // Extended when a third is used; after a failure again and again, but not busily.
-    first.saturating_sub(lease * 2 / 3).max(now + lease / 20).min(first.max(now + Duration::from_millis(1)))
+    if kept { first.saturating_sub(lease * 2 / 3) } else { (now + lease / 20).min(first.max(now + SOON)) }
 }
 
-/// Extends what is a third used. Leases of one lane are one.
-async fn extend(run: &Run) {
+/// Extends what is a third used. Leases of one lane are one. False if something could not be extended.
+async fn extend(run: &Run) -> bool {
     let lease = run.subscription.policy.lease();
     let clock = run.tram.clock();
     let before = clock.reading();
@@ -52,7 +55,7 @@ async fn extend(run: &Run) {
         by_lane.entry(same_lease(&hand.lease)).or_default().push(hand);
     }
     if by_lane.is_empty() {
-        return;
+        return true;
     }
     let groups: Vec<Vec<Arc<Hand>>> = by_lane.into_values().collect();
     let leases = groups.iter().map(|hands| hands[0].lease).collect();
@@ -62,12 +65,14 @@ async fn extend(run: &Run) {
     run.store_end();
     match extended {
         Ok(extended) => {
-            for (hands, extended) in groups.iter().zip(extended) {
-                hands.iter().for_each(|hand| apply(run, hand, extended, before + lease));
+            for (hands, extended) in groups.iter().zip(&extended) {
+                hands.iter().for_each(|hand| apply(run, hand, *extended, before + lease));
             }
+            extended.iter().all(|extended| matches!(extended, Extended::Until(_)))
         }
         Err(error) => {
-            tracing::warn!(error = %error, subscription = run.name(), "leases could not be extended")
+            tracing::warn!(error = %error, subscription = run.name(), "leases could not be extended");
+            false
         }
     }
 }

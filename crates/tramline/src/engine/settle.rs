@@ -13,16 +13,34 @@ use tokio_util::sync::CancellationToken;
 /// Outcomes of slices with slow neighbours wait no longer than this.
 const PARTIAL: Duration = Duration::from_millis(100);
 
+/// So few outcomes wait a moment for company: a commit for each of them would stand in the way of the next emit.
+const FEW: usize = 64;
+const LINGER: Duration = Duration::from_millis(1);
+
 /// Settles until it is told to stop.
 pub(crate) async fn settle_all(run: Arc<Run>, stop: CancellationToken) {
     let mut outage = Outage::new("outcomes are written back");
     loop {
         let partial = tokio::select! {
             () = stop.cancelled() => return,
-            () = run.ledger.finish_bell.notified() => run.ledger.is_hurried(),
+            () = run.ledger.finish_bell.notified() => {
+                let hurried = run.ledger.is_hurried();
+                if !hurried && run.ledger.finished_events() < FEW {
+                    linger(&stop).await;
+                }
+                hurried || run.ledger.is_hurried()
+            }
             () = run.tram.clock().sleep(PARTIAL), if !run.ledger.is_empty() => true,
         };
         flush(&run, partial, &mut outage).await;
+    }
+}
+
+/// Waits a moment, by the real clock: a test's time may stand still.
+async fn linger(stop: &CancellationToken) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = tokio::time::sleep(LINGER) => {}
     }
 }
 
