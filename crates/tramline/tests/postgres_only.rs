@@ -1,4 +1,5 @@
 //! What is special about PostgreSQL. What every store has to do is in the conformance suite.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use sqlx::postgres::{PgListener, PgPool};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
