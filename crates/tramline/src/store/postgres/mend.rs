@@ -40,8 +40,8 @@ impl Bench {
             seen.iter().filter(|s| s.subscription == id && s.is_ordered()).map(|slice| slice.lane).collect();
         let mut views = if lanes.is_empty() { BTreeMap::new() } else { lock(session, id, &lanes).await? };
         let sql = "SELECT {slice} FROM tramline_slice s WHERE s.chunk = ANY($2) AND s.subscription + 0 = $1 \
-                   AND s.state = ANY($3) ORDER BY s.chunk, s.id FOR UPDATE";
-        let states: Vec<i16> = states.iter().map(|state| *state as i16).collect();
+                   AND s.state + 0 = ANY($3) ORDER BY s.chunk, s.id FOR UPDATE";
+        let states: Vec<i32> = states.iter().map(|state| *state as i32).collect();
         let query = session.query(sql).bind(id.0).bind(chunks.to_vec()).bind(states);
         let slices = slices(&session.all(query).await?)?;
         load_keys(session, &mut views, &slices).await?;

@@ -104,7 +104,7 @@ async fn delete_done(
     let sql = "DELETE FROM tramline_slice s USING unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
                $6::bigint[], $7::bigint[]) AS u(chunk, id, lane, epoch, owner, mask) \
                WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane \
-               AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state IN (1, 7) \
+               AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state + 0 IN (1, 7) \
                RETURNING s.chunk, s.id, s.lane";
     let query = bind_leases(
         session.query(sql).bind(settle.subscription.0),
@@ -262,10 +262,10 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
             $5::bigint[], $6::bigint[]) WITH ORDINALITY AS u(chunk, id, lane, epoch, owner, place)), \
         under AS MATERIALIZED (SELECT s.chunk, s.id, u.place FROM u JOIN tramline_slice s \
             ON s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane AND s.epoch = u.epoch \
-            AND s.owner = u.owner AND s.state IN (1, 7)), \
+            AND s.owner = u.owner AND s.state + 0 IN (1, 7)), \
         free AS MATERIALIZED (SELECT s.chunk, s.id FROM u JOIN tramline_slice s \
             ON s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane AND s.epoch = u.epoch \
-            AND s.owner = u.owner AND s.state IN (1, 7) ORDER BY s.chunk, s.id FOR UPDATE OF s SKIP LOCKED), \
+            AND s.owner = u.owner AND s.state + 0 IN (1, 7) ORDER BY s.chunk, s.id FOR UPDATE OF s SKIP LOCKED), \
         done AS (UPDATE tramline_slice s SET due_at = $7, pos = $7 FROM free \
             WHERE s.chunk = free.chunk AND s.id = free.id RETURNING s.chunk, s.id) \
         SELECT u.place, under.id IS NOT NULL, done.id IS NOT NULL FROM u LEFT JOIN under ON under.place = u.place \

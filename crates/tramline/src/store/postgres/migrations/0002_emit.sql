@@ -46,7 +46,7 @@ CREATE FUNCTION tramline_emit_group(
     OUT stored_at bigint, OUT chunks bigint[], OUT heads bigint[]
 ) LANGUAGE plpgsql
 -- Rows are found by their keys. Plans that were made when the tables were empty must not think of another way.
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 AS $$
 #variable_conflict use_variable
 DECLARE
