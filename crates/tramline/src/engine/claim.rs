@@ -258,11 +258,10 @@ async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) ->
         // What is not in the journal counts as begun after a crash, which is safe.
         tracing::error!(error = %error, subscription = run.name(), "the journal cannot be written");
     }
-    for slice in slices {
-        let hand = Arc::new(Hand::new(run.clone(), slice, taken));
-        run.ledger.add(hand.clone());
-        run.set_aside(run.dispatch.add(&hand));
-    }
+    let hands: Vec<Arc<Hand>> =
+        slices.into_iter().map(|slice| Arc::new(Hand::new(run.clone(), slice, taken))).collect();
+    hands.iter().for_each(|hand| run.ledger.add(hand.clone()));
+    run.set_aside(run.dispatch.add(&hands));
     got
 }
 
