@@ -179,7 +179,8 @@ impl Dispatch {
                 if line.get().stopped_by == Some(hand.id(at)) {
                     line.get_mut().stopped_by = None;
                 }
-                line.get_mut().skipped.clear();
+                // Later ones may have died since these outcomes were taken; the store does not know of them yet.
+                line.get_mut().skipped.retain(|skipped| *skipped > hand.id(at));
                 if line.get().is_over() {
                     line.remove();
                 }
