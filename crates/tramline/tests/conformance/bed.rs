@@ -155,12 +155,15 @@ impl Bed {
     /// whether earlier ones are still being written, so a page may be empty.
     pub(crate) async fn read_log(&self, after: EventId, count: usize) -> LogPage {
         let mut read = LogPage { events: Vec::new(), next: after };
-        while read.events.len() < count {
-            let page = self.log_page(read.next, 40).await;
-            assert!(page.events.len() <= 40 && page.next >= read.next);
-            read.events.extend(page.events);
-            read.next = page.next;
-        }
+        let follow = async {
+            while read.events.len() < count {
+                let page = self.log_page(read.next, 40).await;
+                assert!(page.events.len() <= 40 && page.next >= read.next);
+                read.events.extend(page.events);
+                read.next = page.next;
+            }
+        };
+        tokio::time::timeout(seconds(60), follow).await.expect("the log has all events");
         read
     }
 

@@ -129,12 +129,14 @@ fn record(sub: &mut Sub, owner: Incarnation, slice: &ClaimedSlice, now: Time) {
         }
         sub.items.get_mut(id).expect("it was judged").place = Place::Leased(at);
     }
+    let known = sub.leases.iter().any(|held| held.lease == slice.lease);
+    assert!(!known, "{}: the lease on {events:?} is the same as an old one", sub.name);
     let until = match sub.lanes[lane].holder {
         Some((holder, until)) if holder == owner => until.max(slice.until),
         _ => slice.until,
     };
     sub.lanes[lane].holder = Some((owner, until));
-    sub.leases.push(Held { lease: slice.lease, owner, until: slice.until, lane, events });
+    sub.leases.push(Held { lease: slice.lease, owner, until: slice.until, lane, events, lost: false });
 }
 
 /// An event that such a claim must not leave if it gives nothing else.

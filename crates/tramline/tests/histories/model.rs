@@ -67,6 +67,8 @@ pub(crate) struct Held {
     pub(crate) lane: usize,
     /// What is left of it.
     pub(crate) events: BTreeSet<EventId>,
+    /// True once its end was noticed.
+    pub(crate) lost: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -162,6 +164,7 @@ impl Sub {
         let mut lost: BTreeMap<EventId, bool> = BTreeMap::new();
         let lane = self.leases[lease].lane;
         for at in self.fellows(lease) {
+            self.leases[at].lost = true;
             let events = std::mem::take(&mut self.leases[at].events);
             let alone = events.len() == 1;
             lost.extend(events.into_iter().map(|id| (id, alone)));

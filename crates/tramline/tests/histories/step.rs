@@ -74,6 +74,11 @@ pub(crate) enum Step {
         sub: usize,
         worker: usize,
     },
+    /// Somebody goes on with a part of what was consumed at most once and never started.
+    Adopt {
+        pick: usize,
+        part: u8,
+    },
     /// The worker forgets everything and goes on as somebody else.
     Crash {
         worker: usize,
@@ -114,6 +119,23 @@ pub(crate) enum Step {
     Backfill,
 }
 
+impl Step {
+    /// The one subscription that it is about; time and workers concern all.
+    pub(crate) fn sub(&self) -> Option<usize> {
+        match self {
+            Step::Claim { sub, .. }
+            | Step::Settle { sub, .. }
+            | Step::Extend { sub, .. }
+            | Step::Release { sub, .. }
+            | Step::Rule { sub, .. }
+            | Step::Revive { sub, .. }
+            | Step::ReleaseParked { sub, .. }
+            | Step::Resend { sub, .. } => Some(*sub),
+            _ => None,
+        }
+    }
+}
+
 /// What a worker says of one event that it has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict {
@@ -144,7 +166,7 @@ impl Verdict {
 pub(crate) fn history() -> impl Strategy<Value = History> {
     let policies = (exhausted(), exhausted(), halting(), exhausted(), any::<bool>(), 2..4u32);
     let late = (any::<bool>(), exhausted());
-    (1..3u32, policies, late, vec(step(), 1..60)).prop_map(|(lanes, policies, late, steps)| {
+    (1..3u32, policies, late, vec(step(), 5..80)).prop_map(|(lanes, policies, late, steps)| {
         let (plain, strict, while_retrying, once, once_ordered, attempts) = policies;
         let policy = |ordered, on_exhausted| Policy {
             ordering: if ordered { Ordering::Key } else { Ordering::None },
@@ -188,6 +210,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<u16>().prop_map(|pick| Step::SettleStale { pick: pick.into() }),
         2 => (sub.clone(), worker.clone()).prop_map(|(sub, worker)| Step::Extend { sub, worker }),
         2 => (sub.clone(), worker.clone()).prop_map(|(sub, worker)| Step::Release { sub, worker }),
+        1 => any::<(u16, u8)>().prop_map(|(pick, part)| Step::Adopt { pick: pick.into(), part }),
         1 => worker.clone().prop_map(|worker| Step::Crash { worker }),
         1 => worker.clone().prop_map(|worker| Step::Restart { worker }),
         2 => worker.prop_map(|worker| Step::Beat { worker }),

@@ -19,6 +19,7 @@ use tramline::store::Store;
 use tramline::store::verbs::*;
 
 const TOPIC: &str = "t";
+const ONCE: usize = 3; // the subscription that is at most once
 const DEAD_AFTER: Duration = Duration::from_millis(5500); // between the whole seconds in which time passes
 
 pub(crate) struct World {
@@ -80,11 +81,19 @@ impl World {
                 self.claim(at(*sub), claim).await;
             }
             Step::Settle { sub, worker, verdicts } => {
-                self.settle(at(*sub), self.workers[*worker], verdicts).await
+                let owner = self.holder(at(*sub), *worker);
+                self.settle(at(*sub), owner, verdicts).await;
             }
             Step::SettleStale { pick } => self.settle_stale(*pick).await,
-            Step::Extend { sub, worker } => self.extend(at(*sub), self.workers[*worker]).await,
-            Step::Release { sub, worker } => self.release(at(*sub), self.workers[*worker]).await,
+            Step::Extend { sub, worker } => {
+                let owner = self.holder(at(*sub), *worker);
+                self.extend(at(*sub), owner).await;
+            }
+            Step::Release { sub, worker } => {
+                let owner = self.holder(at(*sub), *worker);
+                self.release(at(*sub), owner).await;
+            }
+            Step::Adopt { pick, part } => self.adopt(*pick, *part).await,
             Step::Crash { worker } => self.reborn(*worker),
             Step::Restart { worker } => {
                 self.reborn(*worker);
@@ -104,7 +113,17 @@ impl World {
             Step::Subscribe => {}
             Step::Backfill => self.backfill().await,
         }
-        self.compare().await;
+        match step.sub() {
+            Some(sub) => self.compare(sub % self.subs.len()).await,
+            None => self.compare_all().await,
+        }
+    }
+
+    /// The worker, or else one that has something of the subscription.
+    fn holder(&self, sub: usize, worker: usize) -> Incarnation {
+        let mut from = self.workers.iter().cycle().skip(worker).take(self.workers.len());
+        let holds = |owner: &&Incarnation| !self.subs[sub].leases_of(**owner).is_empty();
+        *from.find(holds).unwrap_or(&self.workers[worker])
     }
 
     /// Everything comes to rest: nothing is lost, and nothing is left.
@@ -115,11 +134,11 @@ impl World {
             }
         }
         self.backfill().await;
-        for _ in 0..10 {
-            self.now = self.now.after(Duration::from_secs(61));
-            for sub in 0..self.subs.len() {
+        self.now = self.now.after(Duration::from_secs(61));
+        for sub in 0..self.subs.len() {
+            // Held events run when their keys are released, and the rest of the key follows.
+            for _ in 0..3 {
                 self.drain_one(sub).await;
-                self.compare().await;
                 self.release_parked(sub, None).await;
             }
         }
@@ -134,11 +153,12 @@ impl World {
         let owner = self.new_life();
         for _ in 0..1000 {
             let claim = self.wish(sub, owner, 100);
-            if self.claim(sub, claim).await == 0 {
+            let count = self.claim(sub, claim).await;
+            self.compare(sub).await;
+            if count == 0 {
                 return;
             }
             self.settle(sub, owner, &[Verdict::Done]).await;
-            self.compare().await;
         }
         panic!("{}: there is no end of it", self.subs[sub].name);
     }
@@ -305,6 +325,14 @@ impl World {
         let settle = Settle { subscription: self.subs[sub].id, results, now: Some(self.now) };
         let settled = self.store.settle(settle).await.unwrap();
         assert_eq!(settled.accepted, [[false]], "{}: an old lease on {id} was accepted", self.subs[sub].name);
+        if self.subs[sub].leases.iter().any(|held| held.lease == lease && held.lost) {
+            let subscription = self.subs[sub].id;
+            let extend = Extend { subscription, leases: vec![lease], lease: None, now: Some(self.now) };
+            let extended = self.store.extend(extend.clone()).await.unwrap();
+            assert_eq!(extended, [Extended::Lost], "{}: an old lease was extended", self.subs[sub].name);
+            let release = Release { subscription, leases: vec![lease], now: Some(self.now) };
+            self.store.release(release).await.unwrap(); // passed over, as the counts will show
+        }
     }
 
     async fn extend(&mut self, at: usize, owner: Incarnation) {
@@ -341,6 +369,29 @@ impl World {
             for id in sub.leases[lease].events.clone() {
                 sub.release(id, self.now);
             }
+        }
+    }
+
+    /// A restarted worker knows from its journal what its former life never started.
+    async fn adopt(&mut self, pick: usize, part: u8) {
+        let sub = &mut self.subs[ONCE];
+        let live: Vec<usize> = (0..sub.leases.len())
+            .filter(|lease| !sub.leases[*lease].events.is_empty() && sub.is_live(*lease, self.now))
+            .collect();
+        if live.is_empty() {
+            return;
+        }
+        let held = &sub.leases[live[pick % live.len()]];
+        let chosen = |at: usize| part >> (at % 8) & 1 == 1;
+        let events: Vec<EventId> =
+            held.events.iter().enumerate().filter(|(at, _)| chosen(*at)).map(|(_, id)| *id).collect();
+        let consumed = vec![(held.lease, events.clone())];
+        let adopt = Adopt { subscription: sub.id, consumed, now: Some(self.now) };
+        let mut adopted = self.store.adopt(adopt).await.unwrap();
+        adopted.sort_unstable();
+        assert_eq!(adopted, events, "{}: what was consumed can be adopted", sub.name);
+        for id in events {
+            sub.release(id, self.now);
         }
     }
 
@@ -510,30 +561,33 @@ impl World {
         }
     }
 
-    /// Counts are what the model says.
-    async fn compare(&mut self) {
+    async fn compare_all(&mut self) {
         for at in 0..self.subs.len() {
-            self.notice(at).await;
-            let sub = &self.subs[at];
-            let counts = self.store.stats(sub.id, Some(self.now)).await.unwrap().counts;
-            let allowed: Vec<Vec<Status>> = sub.items.keys().map(|id| sub.statuses(*id, self.now)).collect();
-            let shown = [
-                (Status::Ready, counts.ready),
-                (Status::Delayed, counts.delayed),
-                (Status::Leased, counts.leased),
-                (Status::Parked, counts.parked),
-                (Status::Dead, counts.dead),
-            ];
-            for (status, count) in shown {
-                let least = allowed.iter().filter(|allowed| **allowed == [status]).count() as u64;
-                let most = allowed.iter().filter(|allowed| allowed.contains(&status)).count() as u64;
-                let fits = (least..=most).contains(&count);
-                assert!(fits, "{}: {count} are {status:?}, not {least} to {most}: {counts:?}", sub.name);
-            }
-            let pending =
-                sub.items.values().filter(|item| item.is_pending() && item.place != Place::Unfilled);
-            assert_eq!(counts.pending(), pending.count() as u64, "{}: {counts:?}", sub.name);
+            self.compare(at).await;
         }
+    }
+
+    /// Counts are what the model says.
+    async fn compare(&mut self, at: usize) {
+        self.notice(at).await;
+        let sub = &self.subs[at];
+        let counts = self.store.stats(sub.id, Some(self.now)).await.unwrap().counts;
+        let allowed: Vec<Vec<Status>> = sub.items.keys().map(|id| sub.statuses(*id, self.now)).collect();
+        let shown = [
+            (Status::Ready, counts.ready),
+            (Status::Delayed, counts.delayed),
+            (Status::Leased, counts.leased),
+            (Status::Parked, counts.parked),
+            (Status::Dead, counts.dead),
+        ];
+        for (status, count) in shown {
+            let least = allowed.iter().filter(|allowed| **allowed == [status]).count() as u64;
+            let most = allowed.iter().filter(|allowed| allowed.contains(&status)).count() as u64;
+            let fits = (least..=most).contains(&count);
+            assert!(fits, "{}: {count} are {status:?}, not {least} to {most}: {counts:?}", sub.name);
+        }
+        let pending = sub.items.values().filter(|item| item.is_pending() && item.place != Place::Unfilled);
+        assert_eq!(counts.pending(), pending.count() as u64, "{}: {counts:?}", sub.name);
     }
 
     /// Asks whether the store has noticed the end of leases whose events it would bury.
@@ -565,9 +619,12 @@ impl World {
     async fn look_at_everything(&self) {
         let mut log = Vec::new();
         // Readers stay behind what others may still be writing, so the last events may take a moment.
-        while log.len() < self.events.len() {
+        for _ in 0..10_000 {
             let read = ReadLog { topic: TOPIC.into(), after: EventId(0), limit: 10_000 };
             log = self.store.read_log(read).await.unwrap().events;
+            if log.len() >= self.events.len() {
+                break;
+            }
         }
         let events =
             log.iter().map(|event| (event.id, (event.key.as_deref().map(str::to_owned), event.prev)));
@@ -576,11 +633,17 @@ impl World {
             let head = self.store.head(TOPIC, key).await.unwrap().map(|head| head.last_id);
             assert_eq!(head, chain.last().copied(), "{key}");
         }
-        for (at, sub) in self.subs.iter().enumerate() {
-            for (id, item) in &sub.items {
-                let expected = if item.place == Place::Dead { Status::Dead } else { Status::Settled };
-                assert_eq!(self.status(at, *id).await, expected, "{}: {id}", sub.name);
+        for id in self.events.keys() {
+            let view = self.store.event(FindEvent { id: *id, now: Some(self.now) }).await.unwrap().unwrap();
+            assert_eq!(view.deliveries.len(), self.subs.len());
+            for delivery in view.deliveries {
+                let sub = self.subs.iter().find(|sub| *sub.name == *delivery.subscription).unwrap();
+                let dead = sub.items[id].place == Place::Dead;
+                let expected = if dead { Status::Dead } else { Status::Settled };
+                assert_eq!(delivery.status, expected, "{}: {id}", sub.name);
             }
+        }
+        for sub in &self.subs {
             let page = Page { subscription: sub.id, after: EventId(0), limit: 10_000, now: Some(self.now) };
             let dead = self.store.dead(page).await.unwrap().len();
             let expected = sub.items.values().filter(|item| item.place == Place::Dead).count();
