@@ -2,6 +2,7 @@
 //! and on PostgreSQL. Time is manual, so a slow poll never helps: what arrives, arrived by a hint.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[expect(dead_code, reason = "not every place is used here")]
 mod stores;
 mod support;
 
