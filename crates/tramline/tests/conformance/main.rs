@@ -3,6 +3,8 @@
 //! A new store adds one line to `conformance!`. Tests read as sentences with the verbs of [`bed`]; time is manual.
 //! `cargo test --test conformance sqlite::` runs one store, `cargo test --test conformance order::` one area.
 
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
+
 /// Runs the named tests on every store, as `area::store::test`.
 macro_rules! conformance {
     ($($test:ident,)*) => {

@@ -9,6 +9,8 @@
 //!
 //! `TRAMLINE_HISTORIES=5` runs five times as many. Seeds of failures are kept in `histories.proptest-regressions`.
 
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
+
 mod judge;
 mod model;
 mod step;

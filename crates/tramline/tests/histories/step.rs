@@ -35,7 +35,7 @@ impl std::fmt::Debug for History {
                 "{ordering:?} {guarantee:?} {while_retrying:?} {on_exhausted:?} {attempts} attempts"
             )?;
         }
-        self.steps.iter().try_for_each(|step| writeln!(f, "{}", format!("{step:?}")))
+        self.steps.iter().try_for_each(|step| writeln!(f, "{step:?}"))
     }
 }
 

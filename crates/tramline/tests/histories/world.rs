@@ -211,7 +211,9 @@ impl World {
                 sub.items.insert(emitted.id, Item::new(key.clone(), prev, Place::Free { due }));
             }
             self.events.insert(emitted.id, (key.clone(), prev));
-            key.map(|key| self.chains.entry(key).or_default().push(emitted.id));
+            if let Some(key) = key {
+                self.chains.entry(key).or_default().push(emitted.id);
+            }
         }
     }
 
