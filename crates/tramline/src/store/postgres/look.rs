@@ -131,7 +131,7 @@ pub(super) async fn read_log(known: &Proven, session: &mut Session<'_>, read: &R
     let mut looked = false;
     let wanted = read.limit as usize;
     let sql = "SELECT chunk, topic, emitted_at, meta, prevs, mains, body FROM tramline_chunk \
-               WHERE topic = $1 AND chunk >= $2 AND chunk <= $3 ORDER BY chunk LIMIT $4";
+               WHERE topic = $1 AND chunk >= $2 AND chunk <= $3 ORDER BY topic, chunk LIMIT $4";
     while page.events.len() < wanted {
         let from = EventId(page.next.0 + 1).chunk().0;
         let query = session.query(sql).bind(topic.id.0).bind(from).bind(proven.0).bind(LOG_STEP);
