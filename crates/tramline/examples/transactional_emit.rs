@@ -4,9 +4,8 @@
 
 use rusqlite::Connection;
 use std::error::Error;
-use std::sync::Arc;
 use tokio::sync::mpsc;
-use tramline::{Event, Options, Raw, SqliteStore, State, Tramline};
+use tramline::{Event, Raw, State, Tramline};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -14,8 +13,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(&folder)?;
     let file = folder.join("app.db");
 
-    let store = Arc::new(SqliteStore::open(&file).await?);
-    let tram = Tramline::from_store(store.clone(), Options::new(format!("sqlite://{}", file.display())));
+    let tram = Tramline::open(&format!("sqlite://{}", file.display())).await?;
+    let store = tram.sqlite().ok_or("this is a SQLite store")?;
     let (tell, mut told) = mpsc::unbounded_channel::<()>();
     let worker = tram.worker("mails").topics(["orders"]).state(tell).on("order.paid", announce);
     worker.subscribe().await?;

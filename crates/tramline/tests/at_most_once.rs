@@ -67,7 +67,8 @@ async fn crash_and_restart(journal: Option<&Path>) -> (Vec<String>, Vec<String>)
     life.drain().await.unwrap();
     bench.clock.advance(Duration::from_secs(3600));
     life.drain().await.unwrap();
-    (runs.lock().unwrap().clone(), dead(&second).await)
+    let runs = runs.lock().unwrap().clone();
+    (runs, dead(&second).await)
 }
 
 #[tokio::test]

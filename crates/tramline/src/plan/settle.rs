@@ -165,7 +165,9 @@ fn check_order(
     let mut first_blocked: HashMap<Arc<str>, EventId> = HashMap::new();
     let mut settled: Vec<EventId> = Vec::new();
     for result in results {
-        let Some(slice) = leased.get(&(result.lease.chunk, result.lease.slice)) else { continue };
+        let slice = leased.get(&(result.lease.chunk, result.lease.slice));
+        // What was replayed is outside the order.
+        let Some(slice) = slice.filter(|slice| !slice.replayed) else { continue };
         for (index, outcome) in result.outcomes.iter().filter(|(index, _)| slice.mask.contains(*index)) {
             let event = EventId::at(slice.chunk, *index);
             settled.push(event);
@@ -174,7 +176,7 @@ fn check_order(
                 Some(Next::Buried { .. }) => policy.on_exhausted == OnExhausted::Hold,
                 None => false,
             };
-            if let (true, false, Some(key)) = (blocks, slice.replayed, view.key(event)) {
+            if let (true, Some(key)) = (blocks, view.key(event)) {
                 let first = first_blocked.entry(key.clone()).or_insert(event);
                 *first = event.min(*first);
             }

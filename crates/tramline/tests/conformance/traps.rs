@@ -5,6 +5,7 @@ use crate::bed::*;
 conformance![
     a_settle_that_puts_a_later_event_before_a_failed_one_is_refused,
     a_refused_settle_changes_nothing,
+    a_replay_is_settled_beside_a_failed_event_of_its_key,
     a_later_event_may_die_with_an_earlier_one,
     failures_of_different_keys_are_settled_together,
     a_deleted_subscription_does_not_hold_events_back,
@@ -42,6 +43,17 @@ async fn a_refused_settle_changes_nothing(bed: Bed) {
     assert!(queue.try_settle(&claimed, &outcomes).await.is_err());
     assert_eq!(queue.counts().await, Counts { leased: 4, ..Counts::default() });
     assert!(queue.done(&claimed).await);
+}
+
+/// What was replayed or resent is outside the order of its key.
+async fn a_replay_is_settled_beside_a_failed_event_of_its_key(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let emitted = bed.emit_keys(&["a", "a"]).await;
+    bed.cancel(emitted[1]).await;
+    assert_eq!(queue.resend(&emitted[1..]).await, 1);
+    let claimed = queue.claim(2).await;
+    let outcomes = [(emitted[0], Outcome::retry("no")), (emitted[1], Outcome::Done)];
+    assert_eq!(queue.settle_each(&claimed, &outcomes).await, [true, true]);
 }
 
 async fn a_later_event_may_die_with_an_earlier_one(bed: Bed) {
