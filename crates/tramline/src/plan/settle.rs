@@ -74,20 +74,16 @@ pub fn settle_lane(
 ) -> Result<Vec<Vec<bool>>> {
     check_order(view, &leased, results, policy, now)?;
     let before = leased.clone();
-    let mut answers = Vec::with_capacity(results.len());
-    for result in results {
-        let at = (result.lease.chunk, result.lease.slice);
-        let mut accepted = Vec::with_capacity(result.outcomes.len());
-        for (index, outcome) in &result.outcomes {
-            let bit = Mask::of(*index);
-            let slice = leased.get_mut(&at).filter(|slice| slice.mask.contains(*index));
-            accepted.push(slice.is_some());
-            let Some(slice) = slice else { continue };
-            slice.mask = slice.mask.minus(bit);
-            let part = slice.part(bit);
-            settle_one(view, &mut leased, part, outcome, policy, now, changes);
-        }
-        answers.push(accepted);
+    let mut answers: Vec<Vec<bool>> =
+        results.iter().map(|result| vec![false; result.outcomes.len()]).collect();
+    for (result, place) in in_order(results) {
+        let at = (results[result].lease.chunk, results[result].lease.slice);
+        let (index, outcome) = &results[result].outcomes[place];
+        let Some(slice) = leased.get_mut(&at).filter(|slice| slice.mask.contains(*index)) else { continue };
+        answers[result][place] = true;
+        slice.mask = slice.mask.minus(Mask::of(*index));
+        let part = slice.part(Mask::of(*index));
+        settle_one(view, &mut leased, part, outcome, policy, now, changes);
     }
     for (at, slice) in leased {
         if slice.mask.is_empty() {
@@ -100,6 +96,18 @@ pub fn settle_lane(
     }
     view.let_go();
     Ok(answers)
+}
+
+/// The outcomes in the order of their events, whatever order they come in: a gap before a done event is told with it. Where
+/// nothing failed there is no new gap, and the order does not matter.
+fn in_order(results: &[&SettleSlice]) -> Vec<(usize, usize)> {
+    let places =
+        |(at, result): (usize, &&SettleSlice)| (0..result.outcomes.len()).map(move |place| (at, place));
+    let mut order: Vec<(usize, usize)> = results.iter().enumerate().flat_map(places).collect();
+    if !results.iter().all(|result| result.is_all_done()) {
+        order.sort_by_key(|(at, place)| (results[*at].lease.chunk, results[*at].outcomes[*place].0));
+    }
+    order
 }
 
 fn settle_one(

@@ -18,6 +18,7 @@ conformance![
     gaps_add_up_until_an_event_is_settled,
     a_gap_is_told_again_after_a_failure_a_release_and_a_crash,
     a_gap_is_told_only_to_later_events_of_its_key,
+    a_gap_before_a_settled_event_is_not_told_later,
     a_dropping_subscription_tells_its_gaps,
     a_replay_in_a_lane_is_outside_the_order,
     a_replay_that_fails_does_not_park_its_key,
@@ -216,6 +217,17 @@ async fn a_gap_is_told_only_to_later_events_of_its_key(bed: Bed) {
     assert_eq!(ids(&claimed), [emitted[0], emitted[2]]);
     assert_eq!(skipped(&claimed, emitted[0]), []);
     assert_eq!(skipped(&claimed, emitted[2]), emitted[1..2]);
+}
+
+/// The outcomes of one settle may come in any order.
+async fn a_gap_before_a_settled_event_is_not_told_later(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let emitted = bed.emit_keys(&["a", "a", "a"]).await;
+    let claimed = queue.claim(2).await;
+    let outcomes = [(emitted[1], Outcome::Done), (emitted[0], Outcome::dead("no"))];
+    assert_eq!(queue.settle_each(&claimed, &outcomes).await, [true, true]);
+    let next = queue.claim(1).await;
+    assert_eq!((ids(&next), skipped(&next, emitted[2])), (vec![emitted[2]], vec![]));
 }
 
 async fn a_dropping_subscription_tells_its_gaps(bed: Bed) {

@@ -134,6 +134,16 @@ impl Sub {
         self.items.range(..id).filter(move |(_, item)| same(item) && item.is_pending()).map(|(id, _)| *id)
     }
 
+    /// The events of the same key that come after in its order and that somebody has.
+    pub(crate) fn leased_after(&self, id: EventId) -> impl Iterator<Item = EventId> {
+        let key = self.ordered_key(id);
+        let later = self.items.range(EventId(id.0 + 1)..).map(|(later, _)| *later);
+        later.filter(move |later| {
+            let leased = matches!(self.items[later].place, Place::Leased(_));
+            leased && key.is_some() && self.ordered_key(*later) == key
+        })
+    }
+
     /// True while a lease has not ended.
     pub(crate) fn is_live(&self, lease: usize, now: Time) -> bool {
         let held = &self.leases[lease];
@@ -264,13 +274,9 @@ impl Sub {
 
     /// An event has to wait: the later ones of its key are taken from whoever has them.
     fn take_back_later(&mut self, id: EventId, now: Time) {
-        let Some(key) = self.ordered_key(id).cloned() else { return };
-        let later: Vec<EventId> = self.items.range(EventId(id.0 + 1)..).map(|(later, _)| *later).collect();
+        let later: Vec<EventId> = self.leased_after(id).collect();
         for later in later {
-            let leased = matches!(self.items[&later].place, Place::Leased(_));
-            if leased && self.ordered_key(later) == Some(&key) {
-                self.give_up(later, Place::Free { due: now });
-            }
+            self.give_up(later, Place::Free { due: now });
         }
     }
 

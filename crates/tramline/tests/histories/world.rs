@@ -384,9 +384,15 @@ impl World {
             return;
         }
         let held = &sub.leases[live[pick % live.len()]];
-        let chosen = |at: usize| part >> (at % 8) & 1 == 1;
-        let events: Vec<EventId> =
-            held.events.iter().enumerate().filter(|(at, _)| chosen(*at)).map(|(_, id)| *id).collect();
+        let mut events: Vec<EventId> = Vec::new();
+        for (at, id) in held.events.iter().enumerate().rev() {
+            // Where a later event of the key has started, this one has started before it.
+            let started = sub.leased_after(*id).any(|later| !events.contains(&later));
+            if !started && part >> (at % 8) & 1 == 1 {
+                events.push(*id);
+            }
+        }
+        events.sort_unstable();
         let consumed = vec![(held.lease, events.clone())];
         let adopt = Adopt { subscription: sub.id, consumed, now: Some(self.now) };
         let mut adopted = self.store.adopt(adopt).await.unwrap();

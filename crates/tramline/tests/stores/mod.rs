@@ -5,6 +5,9 @@ use tempfile::TempDir;
 use tramline::model::id::Incarnation;
 use tramline::store::{self, Store};
 
+/// What is tested here is not the disk, so that nobody waits for it.
+const NO_SYNC: &str = "-c%20synchronous_commit%3Doff";
+
 /// Where a store under test is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
@@ -26,7 +29,9 @@ impl Fresh {
         let directory = matches!(place, Place::SqliteFile).then(directory);
         let url = match (&directory, place) {
             (Some(directory), _) => format!("sqlite://{}", directory.path().join("test.db").display()),
-            (None, Place::Postgres) => format!("{}?schema=conf_{:x}", postgres(), Incarnation::random().0),
+            (None, Place::Postgres) => {
+                format!("{}?schema=conf_{:x}&options={NO_SYNC}", postgres(), Incarnation::random().0)
+            }
             (None, _) => "sqlite::memory:".to_owned(),
         };
         let store = store::open(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"));
@@ -35,7 +40,8 @@ impl Fresh {
 
     pub(crate) async fn close(&self) {
         self.store.close().await;
-        if let (Place::Postgres, Some((_, schema))) = (self.place, self.url.split_once("?schema=")) {
+        let schema = self.url.split(['?', '&']).find_map(|part| part.strip_prefix("schema="));
+        if let (Place::Postgres, Some(schema)) = (self.place, schema) {
             use sqlx::Connection;
             let mut connection = sqlx::PgConnection::connect(&postgres()).await.unwrap();
             let drop = sqlx::AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE"));
@@ -48,7 +54,7 @@ fn postgres() -> String {
     std::env::var("TRAMLINE_TEST_POSTGRES").expect("TRAMLINE_TEST_POSTGRES is not set: run ./test")
 }
 
-/// In memory where the system has a directory for it: what is tested here is not the disk.
+/// In memory where the system has a directory for it.
 fn directory() -> TempDir {
     let memory = std::path::Path::new("/dev/shm");
     if memory.is_dir() { TempDir::new_in(memory).unwrap() } else { TempDir::new().unwrap() }
