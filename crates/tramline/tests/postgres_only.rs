@@ -1,4 +1,5 @@
 //! What is special about PostgreSQL. What every store has to do is in the conformance suite.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use sqlx::postgres::{PgListener, PgPool};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
@@ -435,6 +436,25 @@ async fn many_nodes_that_emit_to_the_same_keys_make_one_chain_of_each() {
         }
     }
     assert_eq!(count, 4 * 30 * 4 * 2);
+    store.close().await;
+}
+
+/// A node may know a topic that another one has deleted: the event must not be lost in a plan that has no place for it.
+#[tokio::test]
+async fn an_emit_to_a_topic_that_another_node_deleted_creates_it_again() {
+    let store = Private::open().await;
+    let twin = open(&format!("{}?schema={}", server(), store.schema)).await.unwrap();
+    for event in [Event::new("t", "x"), Event::new("t", "x").idempotency_key("once")] {
+        store.emit(event.clone()).await.unwrap();
+        twin.delete_topic("t").await.unwrap();
+        assert_eq!(store.emit(event.clone()).await.unwrap().events.len(), 1);
+        twin.delete_topic("t").await.unwrap();
+        let mut tx = store.store.pool().begin().await.unwrap();
+        assert_eq!(store.emit_in(&mut tx, [event]).await.unwrap().events.len(), 1);
+        tx.commit().await.unwrap();
+    }
+    assert_eq!(twin.read_log(read_log(EventId(0))).await.unwrap().events.len(), 1);
+    twin.close().await;
     store.close().await;
 }
 

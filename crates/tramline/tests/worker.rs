@@ -1,4 +1,5 @@
 //! Workers: what runs, what happens to failures, and how a run ends.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -85,6 +86,77 @@ async fn events_of_one_key_run_one_after_the_other_whatever_the_concurrency() {
     assert_eq!(worker.drain().await.unwrap(), 2_000);
     assert_eq!(counts(&tram).await, Counts::default(), "an assertion in a handler makes its event fail");
     assert_eq!(last.lock().unwrap().len(), 37);
+}
+
+/// What a consumer knows of one key.
+#[derive(Default)]
+struct Seen {
+    /// The last event that was done or died.
+    last: Option<EventId>,
+    /// Those that died since the last one that was done.
+    dead: Vec<EventId>,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whatever_becomes_of_events_their_keys_stay_in_order_and_gaps_are_told() {
+    let bench = Bench::new().await;
+    let tram = bench.process_with(|options| options.heartbeat(24 * 60 * MINUTE));
+    let seen: Arc<Mutex<HashMap<String, Seen>>> = Arc::default();
+    let wrong = Notes::default();
+    let (known, faults) = (seen.clone(), wrong.clone());
+    let worker = tram.worker("w").topics(["t"]).ordered_by_key().concurrency(8).lease(24 * 60 * MINUTE);
+    let worker = worker.retry(Retry::constant(3, Duration::from_millis(2))).on_any(move |cx: Context| {
+        let (seen, wrong) = (known.clone(), faults.clone());
+        async move {
+            let (id, key) = (cx.event().id, cx.event().key.as_deref().unwrap().to_owned());
+            {
+                let mut all = seen.lock().unwrap();
+                let seen = all.entry(key.clone()).or_default();
+                let told = seen.dead.iter().all(|dead| cx.skipped().contains(dead));
+                if seen.last != cx.event().prev || !told {
+                    wrong.add(format!("{key}: {id} after {:?}, dead {:?}", seen.last, seen.dead));
+                }
+            }
+            tokio::task::yield_now().await;
+            // Any spread will do, as long as it does not change with the run.
+            let outcome = match (id.0 * 31 + i64::from(cx.attempt()) * 17) % 11 {
+                0 | 1 => Outcome::retry("again"),
+                2 => Outcome::dead("never"),
+                3 if id.0 % 2 == 0 && cx.attempt() == 1 => {
+                    Outcome::Retry { delay: Some(Duration::ZERO), error: "now".into() }
+                }
+                _ => Outcome::Done,
+            };
+            let dies = matches!(outcome, Outcome::Dead { .. })
+                || (cx.attempt() == 3 && matches!(outcome, Outcome::Retry { .. }));
+            let mut all = seen.lock().unwrap();
+            let seen = all.entry(key).or_default();
+            if dies {
+                seen.last = Some(id);
+                seen.dead.push(id);
+            } else if outcome.is_done() {
+                seen.last = Some(id);
+                seen.dead.clear();
+            }
+            outcome
+        }
+    });
+    worker.subscribe().await.unwrap();
+    let (shutdown, running) = start(worker);
+    for part in 0..40 {
+        let events = (0..50).map(|n| event("x").key(format!("k{}", (part * 13 + n * n) % 19)));
+        tram.emit(events.collect::<Vec<_>>()).await.unwrap();
+    }
+    until("all are done", || async {
+        bench.clock.advance(Duration::from_millis(1));
+        counts(&tram).await.pending() == 0
+    })
+    .await;
+    shutdown.start();
+    running.await.unwrap().unwrap();
+    assert_eq!(wrong.take(), Vec::<String>::new());
+    let dead = counts(&tram).await.dead;
+    assert!(dead > 50, "{dead} died");
 }
 
 #[tokio::test]
@@ -721,4 +793,38 @@ async fn what_a_dead_worker_held_is_free_before_its_leases_end() {
     assert!(bench.clock.now() < support::START.after(10 * MINUTE));
     shutdown.start();
     running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_handler_may_settle_in_its_own_transaction() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("app.db");
+    let tram = Tramline::open(&format!("sqlite://{}", file.display())).await.unwrap();
+    let store = tram.sqlite().unwrap().clone();
+    let mine = rusqlite::Connection::open(&file).unwrap();
+    mine.busy_timeout(5 * SECOND).unwrap();
+    mine.execute("CREATE TABLE account (id INTEGER PRIMARY KEY, total INTEGER NOT NULL)", []).unwrap();
+    let mine = Arc::new(Mutex::new(mine));
+    let books = mine.clone();
+    let worker =
+        tram.worker("w").topics(["t"]).concurrency(1).settles_in_transaction().on_any(move |cx: Context| {
+            let (store, books) = (store.clone(), books.clone());
+            async move {
+                let mut books = books.lock().unwrap();
+                let tx = books.transaction().map_err(|error| error.to_string())?;
+                tx.execute("INSERT INTO account VALUES (?1, 1)", [cx.event().id.0])
+                    .map_err(|error| error.to_string())?;
+                let settled =
+                    store.settle_in(&tx, &cx.settlement(Outcome::Done)).map_err(|error| error.to_string())?;
+                assert_eq!(settled.accepted, [[true]]);
+                tx.commit().map_err(|error| error.to_string())
+            }
+        });
+    worker.subscribe().await.unwrap();
+    tram.emit((0..5).map(|_| event("x")).collect::<Vec<_>>()).await.unwrap();
+    assert_eq!(worker.drain().await.unwrap(), 5);
+    let rows: i64 =
+        mine.lock().unwrap().query_row("SELECT sum(total) FROM account", [], |row| row.get(0)).unwrap();
+    assert_eq!((rows, counts(&tram).await), (5, Counts::default()));
+    tram.close().await;
 }

@@ -90,7 +90,7 @@ impl Claimer {
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = gate.wanted() => continue,
-                () = run.ledger.load.at_most(self.low()) => {}
+                () = run.room(self.low()) => {}
             }
             self.listener.arm();
             match self.claim(Suspects::Leave).await? {
@@ -99,11 +99,19 @@ impl Claimer {
                     unless(&stop, run.ledger.drained()).await;
                     drop(shared);
                     let Some(alone) = unless(&stop, gate.alone()).await else { break };
+                    let before = self.claimed;
                     self.claim(Suspects::TakeOne).await?;
                     unless(&stop, run.ledger.drained()).await;
                     drop(alone);
                     let Some(again) = unless(&stop, gate.shared()).await else { break };
                     shared = again;
+                    // Somebody else was faster, or will be: looking again at once would only be busy.
+                    if self.claimed == before {
+                        if self.until_idle {
+                            break;
+                        }
+                        self.wait(None, false).await;
+                    }
                 }
                 Found::All { .. } if self.until_idle => {
                     if run.ledger.is_drained() {
@@ -158,8 +166,12 @@ impl Claimer {
         if got.answer.backfilling {
             match run.tram.store().backfill(run.subscription.id).await {
                 Err(error) if error.kind() != Kind::Unavailable => return Err(error),
-                _ => return Ok(Found::More),
+                Err(error) => {
+                    unless(&self.stop, self.outage.wait(run.tram.clock(), &error)).await;
+                }
+                Ok(_) => {}
             }
+            return Ok(Found::More);
         }
         if got.answer.suspects_wait {
             return Ok(Found::Suspects);
@@ -258,11 +270,10 @@ async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) ->
         // What is not in the journal counts as begun after a crash, which is safe.
         tracing::error!(error = %error, subscription = run.name(), "the journal cannot be written");
     }
-    for slice in slices {
-        let hand = Arc::new(Hand::new(run.clone(), slice, taken));
-        run.ledger.add(hand.clone());
-        run.set_aside(run.dispatch.add(&hand));
-    }
+    let hands: Vec<Arc<Hand>> =
+        slices.into_iter().map(|slice| Arc::new(Hand::new(run.clone(), slice, taken))).collect();
+    hands.iter().for_each(|hand| run.ledger.add(hand.clone()));
+    run.set_aside(run.dispatch.add(&hands));
     got
 }
 

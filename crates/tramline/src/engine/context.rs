@@ -7,7 +7,9 @@ use crate::engine::tramline::Tramline;
 use crate::model::event::StoredEvent;
 use crate::model::id::EventId;
 use crate::model::lease::Lease;
+use crate::model::outcome::Outcome;
 use crate::model::time::Time;
+use crate::store::verbs::{Settle, SettleSlice};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -88,7 +90,17 @@ impl Context {
         self.hand.run.hooks.progress(self, &Progress { percent: percent.into(), text: text.into() });
     }
 
-    /// The lease, for handlers that settle in their own transaction.
+    /// What to give to `settle_in` of a SQL store, for handlers that settle in their own transaction: what the handler wrote and the
+    /// outcome are stored together or not at all. The worker needs [`crate::Worker::settles_in_transaction`]; what the handler returns
+    /// counts only if its transaction did not settle.
+    pub fn settlement(&self, outcome: Outcome) -> Settle {
+        let run = &self.hand.run;
+        let outcomes = vec![(self.event().id.index(), outcome)];
+        let results = vec![SettleSlice { lease: self.hand.lease, outcomes }];
+        Settle { subscription: run.subscription.id, results, now: run.tram.clock().now() }
+    }
+
+    /// The lease, by which the store knows who may settle.
     pub fn lease(&self) -> Lease {
         self.hand.lease
     }

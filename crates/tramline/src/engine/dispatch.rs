@@ -70,14 +70,22 @@ impl Dispatch {
         Dispatch { ordered, state: Mutex::default(), idle: AtomicUsize::new(0), more: Notify::new() }
     }
 
-    /// Adds claimed events. Gives back those that must not run: an earlier one of their key has failed meanwhile, and the
+    /// Adds what one claim gave. Gives back events that must not run: an earlier one of their key has failed meanwhile, and the
     /// store will set them aside when it learns of that.
-    pub(crate) fn add(&self, hand: &Arc<Hand>) -> Vec<Task> {
+    pub(crate) fn add(&self, hands: &[Arc<Hand>]) -> Vec<Task> {
+        let mut tasks: Vec<Task> = Vec::with_capacity(hands.iter().map(|hand| hand.events.len()).sum());
+        for hand in hands {
+            let all = 0..hand.events.len() as u32;
+            tasks.extend(all.map(|at| Task { hand: hand.clone(), at, skipped: Vec::new() }));
+        }
+        if self.ordered {
+            // Events of one key may be spread over several slices of one chunk, and slices come in no order of their events.
+            tasks.sort_by_key(Task::id);
+        }
         let mut refused = Vec::new();
         let mut state = self.state();
         let before = state.ready.len();
-        for at in 0..hand.events.len() as u32 {
-            let task = Task { hand: hand.clone(), at, skipped: Vec::new() };
+        for task in tasks {
             match self.line_of(&task) {
                 None => state.ready.push_back(task),
                 Some(key) => refused.extend(state.queue_up(key, task)),
@@ -171,7 +179,8 @@ impl Dispatch {
                 if line.get().stopped_by == Some(hand.id(at)) {
                     line.get_mut().stopped_by = None;
                 }
-                line.get_mut().skipped.clear();
+                // Later ones may have died since these outcomes were taken; the store does not know of them yet.
+                line.get_mut().skipped.retain(|skipped| *skipped > hand.id(at));
                 if line.get().is_over() {
                     line.remove();
                 }

@@ -152,11 +152,9 @@ impl Inner {
                 break;
             }
             let Some(next) = waiting.pop_front() else { break };
-            if let Some(key) = idempotency(&next.unit) {
-                if !keys.insert(self.hasher.hash_one(key)) {
-                    later.push(next);
-                    continue;
-                }
+            if idempotency(&next.unit).is_some_and(|key| !keys.insert(self.hasher.hash_one(key))) {
+                later.push(next);
+                continue;
             }
             events += next.unit.len();
             bytes += next.bytes;

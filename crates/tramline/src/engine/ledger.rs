@@ -12,6 +12,8 @@ use tokio::sync::{Notify, watch};
 pub(crate) struct Ledger {
     hands: Mutex<HashMap<Lease, Arc<Hand>>>,
     finished: Mutex<Vec<Arc<Hand>>>,
+    /// How many events the hands hold, with an outcome or without.
+    unsettled: AtomicUsize,
     /// For the settler: a hand is finished or the first one is here, or it has to hurry.
     pub(crate) finish_bell: Notify,
     hurried: AtomicBool,
@@ -25,6 +27,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     pub(crate) fn add(&self, hand: Arc<Hand>) {
         self.load.add(hand.events.len());
+        self.unsettled.fetch_add(hand.events.len(), Ordering::SeqCst);
         let mut hands = self.hands();
         if hands.is_empty() {
             self.arrival.notify_one();
@@ -71,7 +74,20 @@ impl Ledger {
 
     /// Nothing more is to be done with the hand.
     pub(crate) fn remove(&self, hand: &Hand) {
-        self.hands().remove(&hand.lease);
+        if self.hands().remove(&hand.lease).is_some() {
+            self.unsettled.fetch_sub(hand.events.len(), Ordering::SeqCst);
+        }
+    }
+
+    /// Waits until at most `most` events wait for their outcome or to be written back. Handlers may be faster than the store; then
+    /// claiming more would only fill the memory. Cancel-safe.
+    pub(crate) async fn unsettled_at_most(&self, most: usize) {
+        let mut settled = self.settled.subscribe();
+        while self.unsettled.load(Ordering::SeqCst) > most {
+            if settled.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Some events have their outcome or will never get one.

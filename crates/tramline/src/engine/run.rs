@@ -29,6 +29,9 @@ use tokio_util::sync::CancellationToken;
 /// How long the last words to the store may take once the grace is over.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// How many events may be claimed and not written back.
+const MOST_UNSETTLED: usize = 4 * 4_096;
+
 /// What claim loop, runners, settler and keeper of one run share.
 #[derive(Debug)]
 pub(crate) struct Run {
@@ -120,12 +123,21 @@ impl Run {
         before.0 == before.1 && self.business().0 == before.0
     }
 
+    /// Waits until at most `low` events are in hand, and not too many wait to be written back. Cancel-safe.
+    pub(crate) async fn room(&self, low: usize) {
+        self.ledger.unsettled_at_most(MOST_UNSETTLED).await;
+        self.ledger.load.at_most(low).await;
+    }
+
     /// An event has its outcome.
     pub(crate) fn record(&self, mut task: Task, outcome: Outcome) {
         let outcome = if task.hand.is_lost() { None } else { Some(outcome) };
         let (finished, refused) = self.dispatch.record(&mut task, outcome, &self.subscription.policy);
         if finished {
             self.ledger.finish(task.hand);
+        } else if self.subscription.policy.is_at_most_once() {
+            // After a crash nobody would know that it is done, and call it interrupted.
+            self.ledger.hurry();
         }
         self.ledger.done_with(1);
         self.set_aside(refused);

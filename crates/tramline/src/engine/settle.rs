@@ -132,7 +132,8 @@ fn accept(run: &Run, batch: &[Outcomes], settled: &Settled) {
     }
     let mut refused = 0;
     for (outcomes, accepted) in batch.iter().zip(&settled.accepted) {
-        if accepted.iter().all(|accepted| *accepted) {
+        // A handler that settles in its own transaction has done so already; then there is nothing left to accept.
+        if run.single || accepted.iter().all(|accepted| *accepted) {
             continue;
         }
         let ids = outcomes.ids();

@@ -1,5 +1,6 @@
 //! Workers: which events run, with which handlers, under which policy.
 
+use crate::engine::backoff::Outage;
 use crate::engine::context::States;
 use crate::engine::handler::{Batch, Bound, Handler, Handlers, IntoOutcomes};
 use crate::engine::hooks::Hooks;
@@ -8,7 +9,7 @@ use crate::engine::plugin::Plugin;
 use crate::engine::run::{Parts, Run, Until, drive};
 use crate::engine::shutdown::Shutdown;
 use crate::engine::tramline::Tramline;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::model::retry::Retry;
 use crate::model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying,
@@ -151,7 +152,7 @@ impl Worker {
         self
     }
 
-    /// Handlers settle in their own transaction, with [`crate::Context::lease`]: every event gets a lease of its own.
+    /// Handlers settle in their own transaction, with [`crate::Context::settlement`]: every event gets a lease of its own.
     #[must_use]
     pub fn settles_in_transaction(mut self) -> Worker {
         self.single = true;
@@ -275,7 +276,7 @@ impl Worker {
     }
 
     async fn run_for(&self, until: Until) -> Result<u64> {
-        let subscription = self.subscribe().await?;
+        let Some(subscription) = self.subscribe_in_time(&until).await? else { return Ok(0) };
         let journal = self.open_journal(&subscription).await?;
         let membership = self.tram.presence().join(subscription.id).await?;
         let run = Run::new(Parts {
@@ -291,6 +292,24 @@ impl Worker {
         let ended = drive(Arc::new(run), until).await;
         membership.leave().await;
         ended
+    }
+
+    /// Subscribes as soon as the store answers. `None` if the run is over before.
+    async fn subscribe_in_time(&self, until: &Until) -> Result<Option<Subscription>> {
+        let mut outage = Outage::new("the subscription is created");
+        loop {
+            let error = match self.subscribe().await {
+                Err(error) if error.kind() == Kind::Unavailable => error,
+                subscribed => return subscribed.map(Some),
+            };
+            match until {
+                Until::Idle => return Err(error),
+                Until::Shutdown(shutdown) => tokio::select! {
+                    () = shutdown.started() => return Ok(None),
+                    () = outage.wait(self.tram.clock(), &error) => {}
+                },
+            }
+        }
     }
 
     /// Adopts what an earlier life had claimed and never begun. Before the first heartbeat: that one ends the earlier life.

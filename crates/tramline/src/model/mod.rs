@@ -1,7 +1,7 @@
 //! What Tramline talks about: plain values and pure decisions, no I/O.
 //!
 //! - [`event`], [`chunk`]: events, and how up to 64 of them are written as one row
-//! - [`mask`], [`slice`], [`status`]: what is left to do of a chunk, and what users are told
+//! - [`mask`], [`mod@slice`], [`status`]: what is left to do of a chunk, and what users are told
 //! - [`subscription`], [`retry`], [`rule`]: who consumes, how failures are repeated, what stops it
 //! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
 //! - [`resequencer`]: the consumer's side of the order

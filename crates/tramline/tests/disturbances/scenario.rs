@@ -102,9 +102,10 @@ pub(crate) async fn run(name: &str, disturbances: usize) {
     }
     stop.cancel();
     emitting.await.unwrap();
-    finish(&tram, &recorder, &emitted.lock().unwrap()).await;
+    let emitted = std::mem::take(&mut *emitted.lock().unwrap());
+    finish(&tram, &recorder, &emitted).await;
     crew.end();
-    println!("  {} events emitted, {} records", emitted.lock().unwrap().acknowledged.len(), recorder.len());
+    println!("  {} events emitted, {} records", emitted.acknowledged.len(), recorder.len());
     if is_postgres {
         drop_schema(&place.url).await;
     }

@@ -1,5 +1,11 @@
 //! What the tests of the engine share: a store that can be disturbed, and waiting for a condition.
-#![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "every test file uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::allow_attributes,
+    reason = "every test file uses a part of it, and a test fails by panicking"
+)]
 
 use async_trait::async_trait;
 use std::collections::{HashMap, VecDeque};

@@ -227,8 +227,8 @@ async fn join_topic(
     put: &PutSubscription,
 ) -> Result<()> {
     let sql = "INSERT INTO tramline_subscription_topic (subscription, topic, backfill_next, backfill_until) \
-               SELECT $1, $2, coalesce((SELECT min(c.chunk) FROM tramline_chunk c WHERE c.topic = $2 \
-               AND c.emitted_at >= $3), n.last + 1), n.last \
+               SELECT $1, $2, coalesce((SELECT c.chunk FROM tramline_chunk c WHERE c.topic = $2 \
+               AND c.emitted_at >= $3 ORDER BY c.topic, c.chunk LIMIT 1), n.last + 1), n.last \
                FROM (SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS last FROM tramline_chunk_number) n";
     let since = match put.start {
         Start::Now => i64::MAX,

@@ -1,7 +1,7 @@
 //! Emit: heads, then numbers, then chunks, slices and heads; see `migrations/0002_emit.sql`.
 
 use super::PostgresStore;
-use super::session::{Begin, Session};
+use super::session::{Begin, CatalogCache, Planner, Session};
 use super::step::{lost_against_another, waited_too_long};
 use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
@@ -9,10 +9,10 @@ use crate::model::id::{ChunkId, TopicId};
 use crate::model::time::{Time, millis};
 use crate::plan::emit::{EmitPlan, Link, Numbers, Place};
 use crate::store::catalog::Catalog;
-use crate::store::idempotency::{self, Entry};
 use crate::store::verbs::Emission;
-use futures_util::StreamExt;
+use futures_util::future::join_all;
 use sqlx::{PgConnection, Row};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,93 +25,92 @@ const LONG_WAIT: Duration = Duration::from_secs(5);
 /// A delay that no sum with a time can overflow: about 30,000 years.
 const LONGEST_DELAY: i64 = 1_000_000_000_000_000;
 /// How often an emit is planned anew because the catalogue changes.
-const TRIES: u32 = 10;
+pub(super) const TRIES: u32 = 10;
 
-type Units = Vec<Vec<Event>>;
+pub(super) type Units = Vec<Vec<Event>>;
+/// Units by their place in the call, and what became of them.
+type Answers = Vec<(usize, Result<Emission>)>;
+
+fn is_keyed(unit: &[Event]) -> bool {
+    unit.first().is_some_and(|event| event.idempotency_key.is_some())
+}
 
 impl PostgresStore {
     /// Stores units. Each gets an answer of its own.
     pub(super) async fn emit_units(&self, units: Units, now: Option<Time>) -> Result<Vec<Result<Emission>>> {
-        self.create_topics(units.iter().flatten().map(Event::topic)).await?;
         let mut answers: Vec<Option<Result<Emission>>> = units.iter().map(|_| None).collect();
         // Units with an idempotency key need more steps; the others do not wait for them.
-        let keyed = |unit: &[Event]| unit.first().is_some_and(|event| event.idempotency_key.is_some());
-        let (with, without): (Vec<_>, Vec<_>) =
-            units.into_iter().enumerate().partition(|(_, unit)| keyed(unit));
-        let (with, without) = tokio::join!(self.emit_all(with, now), self.emit_all(without, now));
+        let (with, without): (Vec<usize>, Vec<usize>) =
+            (0..units.len()).partition(|at| is_keyed(&units[*at]));
+        let (with, without) =
+            tokio::join!(self.emit_all(&units, with, now), self.emit_all(&units, without, now));
         for (at, answer) in with.into_iter().chain(without) {
             answers[at] = Some(answer);
         }
-        let lost =
-            || Err(Error::unavailable("an emit was not answered", "try again with an idempotency key"));
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(lost)).collect())
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(restless()))).collect())
     }
 
     /// Together if possible. Units whose keys are locked by somebody else's open transaction are set aside: the others go
     /// on at once, and those wait for longer, each key for itself.
-    async fn emit_all(
-        &self,
-        units: Vec<(usize, Vec<Event>)>,
-        now: Option<Time>,
-    ) -> Vec<(usize, Result<Emission>)> {
-        if units.is_empty() {
-            return Vec::new();
-        }
-        let (places, units): (Vec<usize>, Units) = units.into_iter().unzip();
-        let error = match self.emit_together(&units, now, GROUP_WAIT).await {
-            Ok(answers) => return places.into_iter().zip(answers).collect(),
+    async fn emit_all(&self, units: &[Vec<Event>], group: Vec<usize>, now: Option<Time>) -> Answers {
+        let error = match self.emit_together(units, &group, now, GROUP_WAIT).await {
+            Ok(answers) => return group.into_iter().zip(answers).collect(),
             Err(error) => error,
         };
         if !waited_too_long(&error) && !lost_against_another(&error) {
-            return places.into_iter().map(|at| (at, Err(error.share()))).collect();
+            return group.into_iter().map(|at| (at, Err(error.share()))).collect();
         }
-        tracing::debug!(units = units.len(), "keys are locked by another transaction; emits are set aside");
-        let locked = self.locked_keys(&units).await.unwrap_or_default();
-        let families = families(&units, &locked);
-        let parallel = families.len();
-        let waits = families.into_iter().map(|family| async {
-            let mine: Units = family.iter().map(|at| units[*at].clone()).collect();
-            let answers = self.emit_family(mine, now).await;
-            family.into_iter().zip(answers).collect::<Vec<_>>()
-        });
-        let answers: Vec<Vec<(usize, Result<Emission>)>> =
-            futures_util::stream::iter(waits).buffer_unordered(parallel.max(1)).collect().await;
-        answers.into_iter().flatten().map(|(at, answer)| (places[at], answer)).collect()
+        tracing::debug!(units = group.len(), "keys are locked by another transaction; emits are set aside");
+        let locked = self.locked_keys(group.iter().flat_map(|at| &units[*at])).await.unwrap_or_default();
+        let (free, stuck) = families(units, group, &locked);
+        let stuck = join_all(stuck.into_iter().map(|family| self.emit_family(units, family, now)));
+        let (mut answers, stuck) = tokio::join!(self.emit_free(units, free, now), stuck);
+        answers.extend(stuck.into_iter().flatten());
+        answers
+    }
+
+    /// Units whose keys nobody had locked a moment ago. If one is locked by now, they take their turn like the others.
+    async fn emit_free(&self, units: &[Vec<Event>], free: Vec<usize>, now: Option<Time>) -> Answers {
+        match self.emit_together(units, &free, now, GROUP_WAIT).await {
+            Ok(answers) => free.into_iter().zip(answers).collect(),
+            Err(error) if waited_too_long(&error) => self.emit_family(units, free, now).await,
+            Err(error) => free.into_iter().map(|at| (at, Err(error.share()))).collect(),
+        }
     }
 
     /// Units that wait for the same key. Only so many connections may wait that others are left.
-    async fn emit_family(&self, units: Units, now: Option<Time>) -> Vec<Result<Emission>> {
-        let _permit = self.waiting.acquire().await;
-        match self.emit_together(&units, now, LONG_WAIT).await {
-            Ok(answers) => answers,
-            Err(error) if waited_too_long(&error) => {
-                let busy = || {
-                    Error::unavailable(
-                        "another transaction has locked a key of this emit, or its topic, for too long",
-                        "end that transaction; then emit again",
-                    )
-                };
-                units.iter().map(|_| Err(busy())).collect()
-            }
-            Err(error) => units.iter().map(|_| Err(error.share())).collect(),
+    async fn emit_family(&self, units: &[Vec<Event>], family: Vec<usize>, now: Option<Time>) -> Answers {
+        let result = match tokio::time::timeout(LONG_WAIT, self.waiting.acquire()).await {
+            Ok(_permit) => self.emit_together(units, &family, now, LONG_WAIT).await,
+            Err(_) => Err(busy()),
+        };
+        match result {
+            Ok(answers) => family.into_iter().zip(answers).collect(),
+            Err(error) if waited_too_long(&error) => family.into_iter().map(|at| (at, Err(busy()))).collect(),
+            Err(error) => family.into_iter().map(|at| (at, Err(error.share()))).collect(),
         }
     }
 
-    /// All units in one transaction, or an error and none of them. A connection that is lost leaves open whether they were
-    /// stored; that is for the caller to decide, so nothing is repeated here but what the server undid.
+    /// A group in one transaction, or an error and none of it. A connection that is lost leaves open whether it was stored;
+    /// that is for the caller to decide, so nothing is repeated here but what the server undid.
     async fn emit_together(
         &self,
-        units: &Units,
+        units: &[Vec<Event>],
+        group: &[usize],
         now: Option<Time>,
         wait: Duration,
     ) -> Result<Vec<Result<Emission>>> {
-        let keyed =
-            units.iter().any(|unit| unit.first().is_some_and(|event| event.idempotency_key.is_some()));
+        let group: Cow<'_, [Vec<Event>]> = match group.len() == units.len() {
+            true => Cow::Borrowed(units),
+            false => Cow::Owned(group.iter().map(|at| units[*at].clone()).collect()),
+        };
+        let Some(first) = group.first() else { return Ok(Vec::new()) };
+        let keyed = is_keyed(first);
         let mut tries = 0;
         loop {
             let result = match keyed {
-                true => self.emit_keyed(units, now, wait).await,
-                false => self.emit_plain(units, now, wait).await,
+                true => self.emit_keyed(&group, now, wait).await,
+                false => self.emit_plain(&group, now, wait).await,
             };
             match result {
                 Err(error) if lost_against_another(&error) && tries < 3 => tries += 1,
@@ -124,21 +123,23 @@ impl PostgresStore {
     /// statement is parsed and run in two steps.
     async fn emit_plain(
         &self,
-        units: &Units,
+        units: &[Vec<Event>],
         now: Option<Time>,
         wait: Duration,
     ) -> Result<Vec<Result<Emission>>> {
-        let mut conn = self.connection().await?;
         for _ in 0..TRIES {
+            self.create_topics(units.iter().flatten().map(Event::topic)).await?;
+            let mut conn = self.connection().await?;
             let catalog = self.catalog(&mut conn).await?;
-            let plan = EmitPlan::new(units, catalog.views(), self.spread.fetch_add(1, Ordering::Relaxed));
+            let Some(plan) = self.plan(units, &catalog) else { continue };
+            let version = Some(catalog.version);
             let stored = if self.texts.pooled {
                 let mut tx = sqlx::Connection::begin(&mut *conn).await?;
-                let stored = self.store(&mut tx, &plan, catalog.version, now, Some(wait)).await?;
+                let stored = self.store(&mut tx, &plan, version, now, Some(wait)).await?;
                 tx.commit().await?;
                 stored
             } else {
-                self.store(&mut conn, &plan, catalog.version, now, Some(wait)).await?
+                self.store(&mut conn, &plan, version, now, Some(wait)).await?
             };
             if let Some(numbers) = stored {
                 return Ok(numbers.emissions(&plan, units.len()).into_iter().map(Ok).collect());
@@ -146,86 +147,6 @@ impl PostgresStore {
             self.cache.set(Arc::default());
         }
         Err(restless())
-    }
-
-    async fn emit_keyed(
-        &self,
-        units: &Units,
-        now: Option<Time>,
-        wait: Duration,
-    ) -> Result<Vec<Result<Emission>>> {
-        for _ in 0..TRIES {
-            let mut tx = self.begin().await?;
-            let wait_ms = format!("SET LOCAL lock_timeout = {}", millis(wait));
-            sqlx::raw_sql(sqlx::AssertSqlSafe(wait_ms)).execute(&mut *tx).await?;
-            let begin = Begin { now, ..Begin::default() };
-            let mut session = Session::new(&mut tx, &self.texts, &self.cache, begin).await?;
-            let answers = self.emit_keyed_in(&mut session, units).await?;
-            if let Some(answers) = answers {
-                tx.commit().await?;
-                return Ok(answers);
-            }
-            tx.rollback().await?;
-            self.cache.set(Arc::default());
-        }
-        Err(restless())
-    }
-
-    /// Locks topics, then idempotency keys, then everything else. `None` when the catalogue has changed.
-    async fn emit_keyed_in(
-        &self,
-        session: &mut Session<'_>,
-        units: &[Vec<Event>],
-    ) -> Result<Option<Vec<Result<Emission>>>> {
-        let catalog = session.catalog.clone();
-        if lock_topics(session, &catalog, units).await? != catalog.version {
-            return Ok(None);
-        }
-        let entries: Vec<Option<Entry>> = units.iter().map(|unit| Entry::of(unit, &catalog)).collect();
-        let known = take_keys(session, entries.iter().flatten()).await?;
-        // The same key twice in one group: the second one sees what the first one stores.
-        let mut first: BTreeMap<(TopicId, &str), usize> = BTreeMap::new();
-        let mut fresh: Vec<usize> = Vec::new();
-        for (at, entry) in entries.iter().enumerate() {
-            let Some(entry) = entry else {
-                fresh.push(at);
-                continue;
-            };
-            let name = (entry.topic, entry.key.as_str());
-            if !known.contains_key(&(entry.topic, entry.key.clone())) && !first.contains_key(&name) {
-                first.insert(name, at);
-                fresh.push(at);
-            }
-        }
-        let new: Units = fresh.iter().map(|at| units[*at].clone()).collect();
-        let emissions = match new.is_empty() {
-            true => Vec::new(),
-            false => {
-                let plan = EmitPlan::new(&new, catalog.views(), self.spread.fetch_add(1, Ordering::Relaxed));
-                let now = Some(session.now);
-                let Some(numbers) = self.store(session.conn, &plan, catalog.version, now, None).await? else {
-                    return Ok(None);
-                };
-                numbers.emissions(&plan, new.len())
-            }
-        };
-        write_receipts(session, fresh.iter().map(|at| entries[*at].as_ref()).zip(&emissions)).await?;
-        let stored: BTreeMap<usize, Emission> = fresh.into_iter().zip(emissions).collect();
-        let answer = |(at, entry): (usize, &Option<Entry>)| match (stored.get(&at), entry) {
-            (Some(emission), _) => Ok(emission.clone()),
-            (None, Some(entry)) => match first.get(&(entry.topic, entry.key.as_str())) {
-                Some(one) => {
-                    let hash = entries[*one].as_ref().map_or(&[][..], |entry| &entry.hash);
-                    entry.answer(hash, &idempotency::receipt(&stored[one].events))
-                }
-                None => {
-                    let (hash, receipt) = &known[&(entry.topic, entry.key.clone())];
-                    entry.answer(hash, receipt)
-                }
-            },
-            (None, None) => Err(restless()),
-        };
-        Ok(Some(entries.iter().enumerate().map(answer).collect()))
     }
 
     /// One unit in the caller's own transaction.
@@ -236,38 +157,53 @@ impl PostgresStore {
         for event in &unit {
             event.check()?;
         }
-        self.create_topics(unit.iter().map(Event::topic)).await?;
-        let units = vec![unit];
+        let planner = Planner::save(conn, &self.texts).await?;
+        let emitted = self.emit_with(conn, &[unit]).await;
+        planner.restore(conn, &self.texts, emitted).await
+    }
+
+    async fn emit_with(&self, conn: &mut PgConnection, units: &[Vec<Event>]) -> Result<Emission> {
         // A cache of its own: what this transaction has changed does not exist for others until it is committed.
-        let cache = super::session::CatalogCache::default();
+        let cache = CatalogCache::default();
         cache.set(self.cache.get());
         for _ in 0..TRIES {
             let mut session = Session::new(conn, &self.texts, &cache, Begin::default()).await?;
             let catalog = session.catalog.clone();
-            if units[0][0].idempotency_key.is_some() {
-                if let Some(mut answers) = self.emit_keyed_in(&mut session, &units).await? {
+            let Some(plan) = self.plan(units, &catalog) else {
+                // The shared cache may know a topic that is gone.
+                self.cache.set(Arc::default());
+                self.create_topics(units.iter().flatten().map(Event::topic)).await?;
+                cache.set(Arc::default());
+                continue;
+            };
+            if is_keyed(&units[0]) {
+                if let Some(mut answers) = self.emit_keyed_in(&mut session, units).await? {
                     return answers.pop().unwrap_or_else(|| Err(restless()));
                 }
-            } else {
-                let plan =
-                    EmitPlan::new(&units, catalog.views(), self.spread.fetch_add(1, Ordering::Relaxed));
-                if let Some(numbers) = self.store(session.conn, &plan, catalog.version, None, None).await?
-                    && let Some(emission) = numbers.emissions(&plan, 1).pop()
-                {
-                    return Ok(emission);
-                }
+            } else if let Some(numbers) =
+                self.store(session.conn, &plan, Some(catalog.version), None, None).await?
+                && let Some(emission) = numbers.emissions(&plan, 1).pop()
+            {
+                return Ok(emission);
             }
             cache.set(Arc::default());
         }
         Err(restless())
     }
 
-    /// Calls the function that writes a plan. `None` when the plan was made from another catalogue than the stored one.
-    async fn store(
+    /// `None` when a topic is not known: its events would not be in the plan.
+    pub(super) fn plan(&self, units: &[Vec<Event>], catalog: &Catalog) -> Option<EmitPlan> {
+        let known = units.iter().flatten().all(|event| catalog.topic(&event.topic).is_some());
+        known.then(|| EmitPlan::new(units, catalog.views(), self.spread.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Calls the function that writes a plan. `None` when the plan was made from another `version` of the catalogue than the
+    /// stored one; callers that have locked the topics and know better pass none.
+    pub(super) async fn store(
         &self,
         conn: &mut PgConnection,
         plan: &EmitPlan,
-        version: i64,
+        version: Option<i64>,
         now: Option<Time>,
         wait: Option<Duration>,
     ) -> Result<Option<Stored>> {
@@ -275,8 +211,8 @@ impl PostgresStore {
                    $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)";
         let topics: BTreeSet<i64> = plan.chunks.iter().map(|chunk| chunk.topic.0).collect();
         let (heads, chunks) = (&plan.heads, &plan.chunks);
-        let (prev_chunks, prevs) = links(chunks.iter().map(|chunk| &chunk.prevs[..]));
-        let (main_chunks, mains) = links(chunks.iter().map(|chunk| &chunk.mains[..]));
+        let (first_prevs, prevs) = links(chunks.iter().map(|chunk| &chunk.prevs[..]));
+        let (first_mains, mains) = links(chunks.iter().map(|chunk| &chunk.mains[..]));
         let slices: Vec<_> = chunks
             .iter()
             .enumerate()
@@ -311,9 +247,9 @@ impl PostgresStore {
             .bind(chunks.iter().map(|chunk| chunk.bytes.cast_signed()).collect::<Vec<i32>>())
             .bind(chunks.iter().map(|chunk| chunk.encoded.meta.as_str()).collect::<Vec<&str>>())
             .bind(chunks.iter().map(|chunk| chunk.encoded.body.as_slice()).collect::<Vec<&[u8]>>())
-            .bind(prev_chunks)
+            .bind(first_prevs)
             .bind(prevs)
-            .bind(main_chunks)
+            .bind(first_mains)
             .bind(mains)
             .bind(slices.iter().map(|(at, _)| *at).collect::<Vec<i32>>())
             .bind(slices.iter().map(|(_, slice)| slice.subscription.0).collect::<Vec<i64>>())
@@ -330,12 +266,15 @@ impl PostgresStore {
         Ok(Some(Stored { chunks: chunks.into_iter().map(ChunkId).collect(), heads: row.try_get(2)? }))
     }
 
-    /// Which keys of units somebody else has locked at this moment. Nothing stays locked.
-    async fn locked_keys(&self, units: &Units) -> Result<HashSet<(TopicId, String)>> {
+    /// Which keys of events somebody else has locked at this moment. Nothing stays locked.
+    async fn locked_keys(
+        &self,
+        events: impl Iterator<Item = &Event> + Send,
+    ) -> Result<HashSet<(TopicId, String)>> {
         let mut tx = self.begin().await?;
         let mut session = Session::new(&mut tx, &self.texts, &self.cache, Begin::default()).await?;
         let keys: BTreeSet<(TopicId, String)> =
-            units.iter().flatten().filter_map(|event| named(event, &session.catalog)).collect();
+            events.filter_map(|event| named(event, &session.catalog)).collect();
         let all = "SELECT h.topic, h.key FROM unnest($1::bigint[], $2::text[]) AS u(topic, key) \
                    JOIN tramline_head h ON h.topic = u.topic AND h.key = u.key";
         let free = "SELECT h.topic, h.key FROM unnest($1::bigint[], $2::text[]) AS u(topic, key) \
@@ -357,19 +296,24 @@ impl PostgresStore {
     }
 }
 
-/// Units that have to wait together: those of each locked key, and all others. If no lock is visible (a key that another
-/// transaction is just creating), every first key is a family of its own.
-fn families(units: &Units, locked: &HashSet<(TopicId, String)>) -> Vec<Vec<usize>> {
-    let is_locked = |event: &Event| {
-        event.key.as_ref().is_some_and(|key| locked.iter().any(|(_, locked)| locked == key))
-            || locked.is_empty()
-    };
-    let mut families: BTreeMap<Option<&str>, Vec<usize>> = BTreeMap::new();
-    for (at, unit) in units.iter().enumerate() {
-        let stuck = unit.iter().find(|event| is_locked(event)).and_then(|event| event.key.as_deref());
-        families.entry(stuck).or_default().push(at);
+/// The units of a group that need not wait, and those that do, by the key that is locked. If no lock is visible (another
+/// transaction is just creating a key), every first key has to be tried for itself.
+fn families(
+    units: &[Vec<Event>],
+    group: Vec<usize>,
+    locked: &HashSet<(TopicId, String)>,
+) -> (Vec<usize>, Vec<Vec<usize>>) {
+    let locked: HashSet<&str> = locked.iter().map(|(_, key)| key.as_str()).collect();
+    let mut free = Vec::new();
+    let mut families: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for at in group {
+        let mut keys = units[at].iter().filter_map(|event| event.key.as_deref());
+        match keys.find(|key| locked.is_empty() || locked.contains(key)) {
+            Some(key) => families.entry(key).or_default().push(at),
+            None => free.push(at),
+        }
     }
-    families.into_values().collect()
+    (free, families.into_values().collect())
 }
 
 fn named(event: &Event, catalog: &Catalog) -> Option<(TopicId, String)> {
@@ -377,13 +321,13 @@ fn named(event: &Event, catalog: &Catalog) -> Option<(TopicId, String)> {
 }
 
 /// The numbers that a plan got.
-struct Stored {
+pub(super) struct Stored {
     chunks: Vec<ChunkId>,
     heads: Vec<i64>,
 }
 
 impl Stored {
-    fn emissions(&self, plan: &EmitPlan, units: usize) -> Vec<Emission> {
+    pub(super) fn emissions(&self, plan: &EmitPlan, units: usize) -> Vec<Emission> {
         let numbers = Numbers { chunks: &self.chunks, heads: &self.heads };
         let emission = |at| Emission {
             events: plan.emitted(at, &numbers),
@@ -399,92 +343,31 @@ fn number(place: Place) -> i64 {
     (place.chunk as i64 + 1) * 64 + i64::from(place.index)
 }
 
-/// Links of all chunks that have any, with the chunk that each belongs to.
-fn links<'a>(chunks: impl Iterator<Item = &'a [Link]>) -> (Vec<i32>, Vec<i64>) {
+/// The links of all chunks that have any, one after the other, and where those of each chunk begin, from 1.
+fn links<'a>(chunks: impl Iterator<Item = &'a [Link]>) -> (Vec<Option<i32>>, Vec<i64>) {
     let encode = |link: &Link| match link {
         Link::None => 0,
         Link::Head(at) => -(*at as i64 + 1),
         Link::Event(place) => number(*place),
     };
-    let linked = chunks.enumerate().filter(|(_, links)| links.iter().any(|link| *link != Link::None));
-    linked.flat_map(|(at, links)| links.iter().map(move |link| (at as i32 + 1, encode(link)))).unzip()
-}
-
-async fn lock_topics(session: &mut Session<'_>, catalog: &Catalog, units: &[Vec<Event>]) -> Result<i64> {
-    let topics: BTreeSet<i64> = units
-        .iter()
-        .flatten()
-        .filter_map(|event| catalog.topic(&event.topic))
-        .map(|topic| topic.id.0)
-        .collect();
-    let query =
-        session.query("SELECT tramline_lock_topics($1)").bind(topics.into_iter().collect::<Vec<i64>>());
-    Ok(query.fetch_one(&mut *session.conn).await?.try_get(0)?)
-}
-
-/// Takes idempotency keys, in sorted order, and gives what those had that were taken before. One that another transaction
-/// is just taking is waited for.
-async fn take_keys<'a>(
-    session: &mut Session<'_>,
-    entries: impl Iterator<Item = &'a Entry>,
-) -> Result<BTreeMap<(TopicId, String), (Vec<u8>, String)>> {
-    let keys: BTreeMap<(TopicId, &str), &Entry> =
-        entries.map(|entry| ((entry.topic, entry.key.as_str()), entry)).collect();
-    let (topics, names): (Vec<i64>, Vec<String>) =
-        keys.keys().map(|(topic, key)| (topic.0, key.to_string())).unzip();
-    let sql = "INSERT INTO tramline_idempotency AS i (topic, key, hash, receipt, expires_at) \
-               SELECT u.topic, u.key, u.hash, '', $4 FROM unnest($1::bigint[], $2::text[], $3::bytea[]) \
-               WITH ORDINALITY AS u(topic, key, hash, place) ORDER BY u.place \
-               ON CONFLICT (topic, key) DO UPDATE SET hash = excluded.hash, receipt = '', \
-               expires_at = excluded.expires_at WHERE i.expires_at <= $5 RETURNING i.topic, i.key";
-    let query = session
-        .query(sql)
-        .bind(topics.clone())
-        .bind(names.clone())
-        .bind(keys.values().map(|entry| entry.hash.clone()).collect::<Vec<Vec<u8>>>())
-        .bind(session.now.after(idempotency::KEPT_FOR).0)
-        .bind(session.now.0);
-    let mut taken: HashSet<(TopicId, String)> = HashSet::new();
-    for row in session.all(query).await? {
-        taken.insert((TopicId(row.try_get(0)?), row.try_get(1)?));
-    }
-    if taken.len() == keys.len() {
-        return Ok(BTreeMap::new());
-    }
-    let sql = "SELECT i.topic, i.key, i.hash, i.receipt FROM tramline_idempotency i \
-               JOIN unnest($1::bigint[], $2::text[]) AS u(topic, key) ON i.topic = u.topic AND i.key = u.key";
-    let query = session.query(sql).bind(topics).bind(names);
-    let mut known = BTreeMap::new();
-    for row in session.all(query).await? {
-        let key = (TopicId(row.try_get(0)?), row.try_get(1)?);
-        if !taken.contains(&key) {
-            known.insert(key, (row.try_get(2)?, row.try_get(3)?));
+    let (mut firsts, mut all) = (Vec::new(), Vec::new());
+    for links in chunks {
+        let linked = links.iter().any(|link| *link != Link::None);
+        firsts.push(linked.then_some(all.len() as i32 + 1));
+        if linked {
+            all.extend(links.iter().map(encode));
         }
     }
-    Ok(known)
+    (firsts, all)
 }
 
-async fn write_receipts<'a>(
-    session: &mut Session<'_>,
-    emissions: impl Iterator<Item = (Option<&'a Entry>, &'a Emission)>,
-) -> Result<()> {
-    let (mut topics, mut keys, mut receipts) = (Vec::new(), Vec::new(), Vec::new());
-    for (entry, emission) in emissions {
-        let Some(entry) = entry else { continue };
-        topics.push(entry.topic.0);
-        keys.push(entry.key.clone());
-        receipts.push(idempotency::receipt(&emission.events));
-    }
-    if topics.is_empty() {
-        return Ok(());
-    }
-    let sql = "UPDATE tramline_idempotency i SET receipt = u.receipt \
-               FROM unnest($1::bigint[], $2::text[], $3::text[]) AS u(topic, key, receipt) \
-               WHERE i.topic = u.topic AND i.key = u.key";
-    let query = session.query(sql).bind(topics).bind(keys).bind(receipts);
-    session.run(query).await.map(|_| ())
+fn busy() -> Error {
+    Error::unavailable(
+        "another transaction has locked a key of this emit, or its topic, for too long",
+        "end that transaction; then emit again",
+    )
 }
 
-fn restless() -> Error {
+pub(super) fn restless() -> Error {
     Error::unavailable("topics and subscriptions change too fast to emit", "try again when they have settled")
 }

@@ -131,7 +131,7 @@ pub(super) async fn read_log(known: &Proven, session: &mut Session<'_>, read: &R
     let mut looked = false;
     let wanted = read.limit as usize;
     let sql = "SELECT chunk, topic, emitted_at, meta, prevs, mains, body FROM tramline_chunk \
-               WHERE topic = $1 AND chunk >= $2 AND chunk <= $3 ORDER BY chunk LIMIT $4";
+               WHERE topic = $1 AND chunk >= $2 AND chunk <= $3 ORDER BY topic, chunk LIMIT $4";
     while page.events.len() < wanted {
         let from = EventId(page.next.0 + 1).chunk().0;
         let query = session.query(sql).bind(topic.id.0).bind(from).bind(proven.0).bind(LOG_STEP);
@@ -213,10 +213,11 @@ impl Proven {
     }
 }
 
+/// Uses `tramline_slice_claim`; the sum keeps the server from walking along the primary key until it has found enough.
 pub(super) async fn dead(session: &mut Session<'_>, page: &Page) -> Result<Vec<DeadEvent>> {
     session.catalog.require_subscription(page.subscription)?;
     let sql = "SELECT {slice} FROM tramline_slice s WHERE s.subscription = $1 AND s.state IN (5, 6) AND s.chunk >= $2 \
-               ORDER BY s.chunk, s.id LIMIT $3";
+               ORDER BY s.chunk + 0, s.id LIMIT $3";
     // Rows of a chunk are in the order of the deaths. Up to 64 belong to what was listed before, and the last 64 may be a
     // part of their chunk: the page is filled from whole chunks between them.
     let limit = i64::from(page.limit) + 128;

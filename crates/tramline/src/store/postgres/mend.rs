@@ -1,7 +1,7 @@
 //! Replay, drop, cancel, resend, release of parked keys, and adoption: changes that somebody asks for.
 
+use super::lanes::{load_keys, load_marks, lock};
 use super::look::slices_of;
-use super::order::{load_keys, load_marks, lock};
 use super::rows::{apply, chunks, slices, write_lanes};
 use super::session::Session;
 use crate::error::Result;
@@ -39,9 +39,9 @@ impl Bench {
         let lanes: BTreeSet<LaneId> =
             seen.iter().filter(|s| s.subscription == id && s.is_ordered()).map(|slice| slice.lane).collect();
         let mut views = if lanes.is_empty() { BTreeMap::new() } else { lock(session, id, &lanes).await? };
-        let sql = "SELECT {slice} FROM tramline_slice s WHERE s.chunk = ANY($2) AND s.subscription = $1 \
-                   AND s.state = ANY($3) ORDER BY s.chunk, s.id FOR UPDATE";
-        let states: Vec<i16> = states.iter().map(|state| *state as i16).collect();
+        let sql = "SELECT {slice} FROM tramline_slice s WHERE s.chunk = ANY($2) AND s.subscription + 0 = $1 \
+                   AND s.state + 0 = ANY($3) ORDER BY s.chunk, s.id FOR UPDATE";
+        let states: Vec<i32> = states.iter().map(|state| *state as i32).collect();
         let query = session.query(sql).bind(id.0).bind(chunks.to_vec()).bind(states);
         let slices = slices(&session.all(query).await?)?;
         load_keys(session, &mut views, &slices).await?;

@@ -1,7 +1,8 @@
 //! PostgreSQL: any number of nodes on one database.
 //!
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
-//! - `emit`, `claim`, `order`, `settle`: the walk of an event
+//! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
+//!   an event
 //! - `mend`, `look`, `sweep`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
@@ -11,6 +12,8 @@
 mod catalog;
 mod claim;
 mod emit;
+mod idempotency;
+mod lanes;
 mod look;
 mod mend;
 mod migrate;
@@ -35,7 +38,7 @@ use crate::store::catalog::Catalog;
 use crate::store::verbs::*;
 use async_trait::async_trait;
 use look::Proven;
-use session::{Begin, CatalogCache, Session, Texts};
+use session::{Begin, CatalogCache, Planner, Session, Texts};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Transaction};
@@ -144,9 +147,13 @@ impl PostgresStore {
     pub async fn settle_in(&self, tx: &mut PgConnection, settle: Settle) -> Result<Settled> {
         let cache = CatalogCache::default();
         cache.set(self.cache.get());
-        let mut session =
-            Session::new(tx, &self.texts, &cache, writing(settle.now, settle.subscription)).await?;
-        settle::settle(&mut session, &settle).await
+        let planner = Planner::save(tx, &self.texts).await?;
+        let begin = writing(settle.now, settle.subscription);
+        let settled = match Session::new(tx, &self.texts, &cache, begin).await {
+            Ok(mut session) => settle::settle(&mut session, &settle).await,
+            Err(error) => Err(error),
+        };
+        planner.restore(tx, &self.texts, settled).await
     }
 
     async fn connection(&self) -> Result<PoolConnection<Postgres>> {

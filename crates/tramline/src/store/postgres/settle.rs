@@ -1,6 +1,6 @@
 //! Settle, extend and release: everything that a lease allows.
 
-use super::order::{leased, load_keys, load_marks, lock};
+use super::lanes::{leased, load_keys, load_marks, lock};
 use super::rows::{apply, slices, write_lanes};
 use super::session::{Query, Session};
 use crate::error::Result;
@@ -83,6 +83,8 @@ async fn finish(
 }
 
 /// Deletes slices of which every event is done, and gives the lanes of those results.
+///
+/// Uses the primary key `(chunk, id)`; the sums keep the server from thinking of `tramline_slice_claim` instead.
 async fn delete_done(
     session: &mut Session<'_>,
     settle: &Settle,
@@ -101,8 +103,8 @@ async fn delete_done(
     wanted.sort_by_key(|at| (settle.results[*at].lease.chunk, settle.results[*at].lease.slice));
     let sql = "DELETE FROM tramline_slice s USING unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
                $6::bigint[], $7::bigint[]) AS u(chunk, id, lane, epoch, owner, mask) \
-               WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription = $1 AND s.lane = u.lane \
-               AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state IN (1, 7) \
+               WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane \
+               AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state + 0 IN (1, 7) \
                RETURNING s.chunk, s.id, s.lane";
     let query = bind_leases(
         session.query(sql).bind(settle.subscription.0),
@@ -144,7 +146,7 @@ async fn lock_slices<'a>(
     leases: impl Iterator<Item = &'a Lease> + Clone,
 ) -> Result<BTreeMap<(ChunkId, SliceId), Slice>> {
     let sql = "SELECT {slice} FROM tramline_slice s JOIN unnest($2::bigint[], $3::bigint[]) AS u(chunk, id) \
-               ON s.chunk = u.chunk AND s.id = u.id WHERE s.subscription = $1 ORDER BY s.chunk, s.id FOR UPDATE OF s";
+               ON s.chunk = u.chunk AND s.id = u.id WHERE s.subscription + 0 = $1 ORDER BY s.chunk, s.id FOR UPDATE OF s";
     let query = session
         .query(sql)
         .bind(id.0)
@@ -259,11 +261,11 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
     let slices = "WITH u AS MATERIALIZED (SELECT * FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], \
             $5::bigint[], $6::bigint[]) WITH ORDINALITY AS u(chunk, id, lane, epoch, owner, place)), \
         under AS MATERIALIZED (SELECT s.chunk, s.id, u.place FROM u JOIN tramline_slice s \
-            ON s.chunk = u.chunk AND s.id = u.id AND s.subscription = $1 AND s.lane = u.lane AND s.epoch = u.epoch \
-            AND s.owner = u.owner AND s.state IN (1, 7)), \
+            ON s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane AND s.epoch = u.epoch \
+            AND s.owner = u.owner AND s.state + 0 IN (1, 7)), \
         free AS MATERIALIZED (SELECT s.chunk, s.id FROM u JOIN tramline_slice s \
-            ON s.chunk = u.chunk AND s.id = u.id AND s.subscription = $1 AND s.lane = u.lane AND s.epoch = u.epoch \
-            AND s.owner = u.owner AND s.state IN (1, 7) ORDER BY s.chunk, s.id FOR UPDATE OF s SKIP LOCKED), \
+            ON s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane AND s.epoch = u.epoch \
+            AND s.owner = u.owner AND s.state + 0 IN (1, 7) ORDER BY s.chunk, s.id FOR UPDATE OF s SKIP LOCKED), \
         done AS (UPDATE tramline_slice s SET due_at = $7, pos = $7 FROM free \
             WHERE s.chunk = free.chunk AND s.id = free.id RETURNING s.chunk, s.id) \
         SELECT u.place, under.id IS NOT NULL, done.id IS NOT NULL FROM u LEFT JOIN under ON under.place = u.place \

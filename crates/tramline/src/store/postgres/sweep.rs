@@ -129,7 +129,7 @@ async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
 
 /// True if the oldest chunk of a topic is past its retention. Chunks ascend in time, so nothing else has to be read.
 async fn is_due(session: &mut Session<'_>, topic: TopicId, oldest: i64) -> Result<bool> {
-    let sql = "SELECT emitted_at FROM tramline_chunk WHERE topic = $1 ORDER BY chunk LIMIT 1";
+    let sql = "SELECT emitted_at FROM tramline_chunk WHERE topic = $1 ORDER BY topic, chunk LIMIT 1";
     let query = session.query(sql).bind(topic.0);
     match session.all(query).await?.first() {
         Some(row) => Ok(row.try_get::<i64, _>(0)? < oldest),
@@ -160,7 +160,7 @@ pub(super) async fn backfill(session: &mut Session<'_>, id: SubscriptionId) -> R
     let Some(step) = query.fetch_optional(&mut *session.conn).await? else { return Ok(false) };
     let (topic, next, until): (i64, i64, i64) = (step.try_get(0)?, step.try_get(1)?, step.try_get(2)?);
     let sql = "SELECT chunk, topic, emitted_at, meta, NULL::bigint[], NULL::bigint[], body FROM tramline_chunk \
-               WHERE topic = $1 AND chunk BETWEEN $2 AND $3 ORDER BY chunk LIMIT $4";
+               WHERE topic = $1 AND chunk BETWEEN $2 AND $3 ORDER BY topic, chunk LIMIT $4";
     let query = session.query(sql).bind(topic).bind(next).bind(until).bind(BACKFILL_STEP);
     let rows = session.all(query).await?;
     let lanes = catalog.topic_by_id(TopicId(topic)).map_or(1, |topic| topic.lanes);

@@ -4,6 +4,7 @@ use super::catalog::backfill_cursor;
 use super::rows::{SLICE, apply, blocked_by, gaps, lanes, one_chunk, slice, slices, write_lane};
 use super::session::Session;
 use crate::error::Result;
+use crate::model::event::StoredEvent;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId};
 use crate::model::lane::{Lane, Share};
 use crate::model::slice::{Slice, State};
@@ -118,8 +119,11 @@ fn take_from(
     Ok(false)
 }
 
+/// Lanes, each with its ready slices.
+type Work = Vec<(Lane, Vec<Slice>)>;
+
 /// The lanes to take from, the worker's own before others, each with its ready slices.
-fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, Vec<Slice>)>> {
+fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Work> {
     let mut wanted = claim.max_events;
     let mut work = Vec::new();
     for lanes in candidates(session, claim)?
@@ -134,7 +138,7 @@ fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, Vec<Sl
 
 /// The ready slices of lanes, up to the chunk at which all of them together hold what is wanted, and how many due events
 /// that is. Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
-fn in_step(session: &Session<'_>, lanes: &[Lane], wanted: u32) -> Result<(Vec<(Lane, Vec<Slice>)>, u32)> {
+fn in_step(session: &Session<'_>, lanes: &[Lane], wanted: u32) -> Result<(Work, u32)> {
     let quota = (wanted as usize).div_ceil(lanes.len()).max(1) as u32;
     let mut work = Vec::with_capacity(lanes.len());
     for lane in lanes {
@@ -266,12 +270,16 @@ pub(super) fn load_keys(
         if view.keys.contains_key(&chunk) {
             continue;
         }
-        if !raw.decoded.contains_key(&chunk) {
-            let Some(row) = one_chunk(session.conn, chunk)? else { continue };
-            let events = row.decode(&session.catalog.topic_name(row.topic))?;
-            raw.decoded.insert(chunk, events.into());
-        }
-        let keys: Vec<Option<Arc<str>>> = raw.decoded[&chunk].iter().map(|event| event.key.clone()).collect();
+        let events = match raw.decoded.get(&chunk) {
+            Some(events) => events.clone(),
+            None => {
+                let Some(row) = one_chunk(session.conn, chunk)? else { continue };
+                let events: Arc<[StoredEvent]> = row.decode(&session.catalog.topic_name(row.topic))?.into();
+                raw.decoded.insert(chunk, events.clone());
+                events
+            }
+        };
+        let keys: Vec<Option<Arc<str>>> = events.iter().map(|event| event.key.clone()).collect();
         view.keys.insert(chunk, keys.into());
     }
     Ok(())

@@ -28,9 +28,11 @@ pub(super) enum Durable {
 
 struct Job {
     durable: Durable,
-    /// Takes the connection inside a transaction, or the reason why none could begin.
-    run: Box<dyn FnOnce(Result<(&Connection, &CatalogCache), &Error>) -> Answer + Send>,
+    run: Box<dyn FnOnce(Transaction<'_>) -> Answer + Send>,
 }
+
+/// The connection inside a transaction, or the reason why none could begin.
+type Transaction<'a> = Result<(&'a Connection, &'a CatalogCache), &'a Error>;
 
 /// Tells the caller, once it is known whether the transaction was committed.
 type Answer = Box<dyn FnOnce(Option<&Error>)>;
@@ -55,7 +57,7 @@ impl Writer {
         job: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (tell, told) = oneshot::channel();
-        let run = Box::new(move |conn: Result<(&Connection, &CatalogCache), &Error>| {
+        let run = Box::new(move |conn: Transaction<'_>| {
             let result = conn.map_err(Error::share).and_then(|(conn, cache)| in_savepoint(conn, cache, job));
             Box::new(move |failure: Option<&Error>| {
                 let result = match failure {

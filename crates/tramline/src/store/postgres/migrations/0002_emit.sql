@@ -34,17 +34,20 @@ END $$;
 
 -- Writes planned chunks: locks the heads, then draws the numbers, then writes. One statement would not do: its snapshot
 -- is older than the locks it waits for. Events of the plan are named by (chunk of the plan, from 1) * 64 + index; a
--- negative link names a head of the plan. emitted_at is NULL, and nothing is written, when the plan was made from
--- another version of the catalogue.
+-- negative link names a head of the plan. The links of a chunk begin at first_prevs and first_mains, NULL for none.
+-- stored_at is NULL, and nothing is written, when the plan was made from another version of the catalogue.
 CREATE FUNCTION tramline_emit_group(
     plan_version bigint, at_time bigint, wait_ms bigint, topics bigint[],
     head_topics bigint[], head_keys text[], head_lasts bigint[], head_states bytea[],
     chunk_topics bigint[], chunk_counts int[], chunk_bytes int[], chunk_metas text[], chunk_bodies bytea[],
-    prev_chunks int[], prev_links bigint[], main_chunks int[], main_links bigint[],
+    first_prevs int[], prevs bigint[], first_mains int[], mains bigint[],
     slice_chunks int[], slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[],
     slice_afters bigint[], slice_ats bigint[], slice_masks bigint[],
     OUT stored_at bigint, OUT chunks bigint[], OUT heads bigint[]
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql
+-- Rows are found by their keys. Plans that were made when the tables were empty must not think of another way.
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+AS $$
 #variable_conflict use_variable
 DECLARE
     version bigint;
@@ -76,20 +79,19 @@ BEGIN
     FROM generate_series(1, cardinality(chunk_topics));
 
     INSERT INTO tramline_chunk (chunk, topic, emitted_at, count, bytes, meta, prevs, mains, body)
-    SELECT chunks[c.place], c.topic, stored_at, c.count, c.bytes, c.meta, p.ids, m.ids, c.body
-    FROM unnest(chunk_topics, chunk_counts, chunk_bytes, chunk_metas, chunk_bodies)
-        WITH ORDINALITY AS c(topic, count, bytes, meta, body, place)
-    LEFT JOIN (
-        SELECT l.chunk, array_agg(CASE WHEN l.link < 0 THEN heads[-l.link] WHEN l.link = 0 THEN 0
-            ELSE chunks[l.link >> 6] * 64 + (l.link & 63) END ORDER BY l.place) AS ids
-        FROM unnest(prev_chunks, prev_links) WITH ORDINALITY AS l(chunk, link, place) GROUP BY l.chunk
-    ) p ON p.chunk = c.place
-    LEFT JOIN (
-        SELECT l.chunk, array_agg(CASE WHEN l.link = 0 THEN 0
-            ELSE chunks[l.link >> 6] * 64 + (l.link & 63) END ORDER BY l.place) AS ids
-        FROM unnest(main_chunks, main_links) WITH ORDINALITY AS l(chunk, link, place) GROUP BY l.chunk
-    ) m ON m.chunk = c.place
-    ORDER BY c.place;
+    SELECT chunks[c.place], c.topic, stored_at, c.count, c.bytes, c.meta,
+        CASE WHEN c.prev IS NOT NULL THEN ARRAY(
+            SELECT CASE WHEN l.link < 0 THEN heads[-l.link] WHEN l.link = 0 THEN 0
+                ELSE chunks[l.link >> 6] * 64 + (l.link & 63) END
+            FROM generate_series(c.prev, c.prev + c.count - 1) AS p(place)
+            CROSS JOIN LATERAL (SELECT prevs[p.place] AS link) l) END,
+        CASE WHEN c.main IS NOT NULL THEN ARRAY(
+            SELECT CASE WHEN l.link = 0 THEN 0 ELSE chunks[l.link >> 6] * 64 + (l.link & 63) END
+            FROM generate_series(c.main, c.main + c.count - 1) AS p(place)
+            CROSS JOIN LATERAL (SELECT mains[p.place] AS link) l) END,
+        c.body
+    FROM unnest(chunk_topics, chunk_counts, chunk_bytes, chunk_metas, chunk_bodies, first_prevs, first_mains)
+        WITH ORDINALITY AS c(topic, count, bytes, meta, body, prev, main, place);
 
     INSERT INTO tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes)
     SELECT chunks[s.chunk], s.subscription, 0, s.lane, s.rank,
@@ -188,7 +190,7 @@ BEGIN
         array_fill(topic_id, ARRAY[head_count]), array_fill(event_key, ARRAY[head_count]),
         array_fill(64::bigint, ARRAY[head_count]), array_fill(NULL::bytea, ARRAY[head_count]),
         ARRAY[topic_id], ARRAY[1], ARRAY[weight], ARRAY[meta], ARRAY[payload],
-        array_fill(1, ARRAY[head_count]), array_fill(-1::bigint, ARRAY[head_count]), '{}', '{}',
+        ARRAY[nullif(head_count, 0)], array_fill(-1::bigint, ARRAY[head_count]), ARRAY[NULL::int], '{}',
         array_fill(1, ARRAY[cardinality(subscriptions)]), subscriptions, lanes,
         (SELECT coalesce(array_agg(CASE WHEN l.lane = 0 THEN event_priority ELSE 0 END ORDER BY l.place), '{}')
             FROM unnest(lanes) WITH ORDINALITY AS l(lane, place)),

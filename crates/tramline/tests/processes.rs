@@ -1,0 +1,231 @@
+//! Several processes on one store: hints between them, order, and what a restarted one takes over. Every test runs on a SQLite file
+//! and on PostgreSQL. Time is manual, so a slow poll never helps: what arrives, arrived by a hint.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[expect(dead_code, reason = "not every place is used here")]
+mod stores;
+mod support;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use stores::{Fresh, Place};
+use support::{START, until};
+use tokio::sync::mpsc;
+use tramline::{
+    Clock, Context, Counts, Event, EventId, ManualClock, NoHooks, Options, Result, Retry, Shutdown,
+    StoredEvent, Tramline, Worker,
+};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const PLACES: [Place; 2] = [Place::SqliteFile, Place::Postgres];
+
+/// Processes that share a store and a clock.
+struct World {
+    fresh: Fresh,
+    clock: ManualClock,
+}
+
+impl World {
+    async fn new(place: Place) -> World {
+        World { fresh: Fresh::open(place).await, clock: ManualClock::new(START) }
+    }
+
+    async fn process(&self) -> Tramline {
+        self.named(None).await
+    }
+
+    async fn named(&self, name: Option<&str>) -> Tramline {
+        let options = Options::new(self.fresh.url.clone()).clock(Clock::Manual(self.clock.clone()));
+        // Time flies in these tests. Nobody shall be called dead, and no lease shall end, for that alone.
+        let options = options.hooks(Arc::new(NoHooks)).heartbeat(DAY);
+        let options = name.into_iter().fold(options, |options, name| options.name(name));
+        Tramline::with(options).await.unwrap()
+    }
+
+    async fn end(self, processes: &[&Tramline]) {
+        for process in processes {
+            process.close().await;
+        }
+        self.fresh.close().await;
+    }
+}
+
+struct Running {
+    shutdown: Shutdown,
+    task: tokio::task::JoinHandle<Result<()>>,
+}
+
+fn start(worker: Worker) -> Running {
+    let shutdown = Shutdown::new();
+    let switch = shutdown.clone();
+    Running { shutdown, task: tokio::spawn(async move { worker.run(switch).await }) }
+}
+
+impl Running {
+    async fn stop(self) {
+        self.shutdown.start();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+async fn counts(tram: &Tramline) -> Counts {
+    tram.stats("w").await.unwrap().counts
+}
+
+fn event(n: usize) -> Event {
+    Event::new("t", n.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emit_in_one_process_wakes_a_worker_in_another() {
+    for place in PLACES {
+        let world = World::new(place).await;
+        let (emitter, runner) = (world.process().await, world.process().await);
+        let (tell, mut ran) = mpsc::unbounded_channel();
+        let worker = runner.worker("w").topics(["t"]).on_any(move |event: StoredEvent| {
+            let tell = tell.clone();
+            async move { tell.send(event.id).map_err(|_| "gone") }
+        });
+        worker.subscribe().await.unwrap();
+        let running = start(worker);
+        for n in 0..20 {
+            let id = emitter.emit(event(n)).await.unwrap().id();
+            let got = tokio::time::timeout(Duration::from_secs(20), ran.recv()).await;
+            assert_eq!(got, Ok(Some(id)), "{place:?}: event {n}");
+        }
+        running.stop().await;
+        world.end(&[&emitter, &runner]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_in_another_process_sees_every_event_as_it_comes() {
+    for place in PLACES {
+        let world = World::new(place).await;
+        let (emitter, reader) = (world.process().await, world.process().await);
+        emitter.put_topic("t", None, None).await.unwrap();
+        let mut follow = reader.follow("t", EventId(0));
+        for n in 0..20 {
+            let id = emitter.emit(event(n)).await.unwrap().id();
+            let got = tokio::time::timeout(Duration::from_secs(20), follow.next()).await;
+            assert_eq!(got.unwrap().unwrap().id, id, "{place:?}: event {n}");
+        }
+        world.end(&[&emitter, &reader]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resuming_in_one_process_wakes_a_worker_in_another() {
+    for place in PLACES {
+        let world = World::new(place).await;
+        let (admin, runner) = (world.process().await, world.process().await);
+        let (tell, mut ran) = mpsc::unbounded_channel();
+        let worker = runner.worker("w").topics(["t"]).on_any(move || {
+            let tell = tell.clone();
+            async move { tell.send(()).map_err(|_| "gone") }
+        });
+        worker.subscribe().await.unwrap();
+        admin.pause("w", "ann", "deploy", None).await.unwrap();
+        admin.emit((0..200).map(event).collect::<Vec<_>>()).await.unwrap();
+        let running = start(worker);
+        until("it is known", || async { !admin.workers().await.unwrap().is_empty() }).await;
+        admin.resume("w", "ann", "deployed").await.unwrap();
+        for _ in 0..200 {
+            let got = tokio::time::timeout(Duration::from_secs(20), ran.recv()).await;
+            assert_eq!(got, Ok(Some(())), "{place:?}");
+        }
+        running.stop().await;
+        world.end(&[&admin, &runner]).await;
+    }
+}
+
+/// Once, events of a key that had been parked and freed came back in two slices of one chunk, the later one first, and ran in
+/// that order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_order_of_a_key_holds_across_processes_that_come_and_go_and_fail() {
+    for place in PLACES {
+        let world = World::new(place).await;
+        let emitter = world.process().await;
+        let last: Arc<Mutex<HashMap<String, EventId>>> = Arc::default();
+        let wrong: Arc<Mutex<Vec<String>>> = Arc::default();
+        let runs = Arc::new(AtomicUsize::new(0));
+        let worker = |tram: &Tramline| {
+            let (last, wrong, runs) = (last.clone(), wrong.clone(), runs.clone());
+            let worker = tram.worker("w").topics(["t"]).ordered_by_key().concurrency(4).lease(DAY);
+            worker.retry(Retry::constant(5, Duration::from_millis(1))).on_any(move |cx: Context| {
+                let (last, wrong, runs) = (last.clone(), wrong.clone(), runs.clone());
+                async move {
+                    let event = cx.event();
+                    let key = event.key.as_deref().unwrap().to_owned();
+                    let before = last.lock().unwrap().get(&key).copied();
+                    if before != event.prev {
+                        wrong.lock().unwrap().push(format!(
+                            "{key}: {} after {before:?}, not {:?}, try {}, crashes {}",
+                            event.id,
+                            event.prev,
+                            cx.attempt(),
+                            cx.crashes()
+                        ));
+                    }
+                    tokio::task::yield_now().await;
+                    // Some events fail once, so that keys are parked and freed while others are claimed.
+                    if runs.fetch_add(1, Ordering::SeqCst) % 7 == 0 && cx.attempt() == 1 {
+                        return Err("once more");
+                    }
+                    last.lock().unwrap().insert(key, event.id);
+                    Ok(())
+                }
+            })
+        };
+        worker(&emitter).subscribe().await.unwrap();
+        for part in 0..10 {
+            let events = (0..50).map(|n| event(n).key(format!("k{}", (part * 50 + n) % 23)));
+            emitter.emit(events.collect::<Vec<_>>()).await.unwrap();
+        }
+        let (one, two) = (world.process().await, world.process().await);
+        let first = start(worker(&one));
+        until("some are done", || async { runs.load(Ordering::SeqCst) > 50 }).await;
+        let second = start(worker(&two));
+        until("more are done", || async {
+            world.clock.advance(Duration::from_millis(1));
+            runs.load(Ordering::SeqCst) > 200
+        })
+        .await;
+        first.stop().await;
+        until("all are done", || async {
+            world.clock.advance(Duration::from_millis(5));
+            counts(&emitter).await == Counts::default()
+        })
+        .await;
+        second.stop().await;
+        assert_eq!(*wrong.lock().unwrap(), Vec::<String>::new(), "{place:?}");
+        assert_eq!(last.lock().unwrap().len(), 23);
+        world.end(&[&emitter, &one, &two]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_restarted_under_its_name_goes_on_at_once_with_what_it_held() {
+    for place in PLACES {
+        let world = World::new(place).await;
+        let first = world.named(Some("one")).await;
+        let (tell, mut begun) = mpsc::unbounded_channel();
+        let hanging = first.worker("w").topics(["t"]).ordered_by_key().on_any(move || {
+            tell.send(()).ok();
+            std::future::pending::<()>()
+        });
+        hanging.subscribe().await.unwrap();
+        first.emit(event(1).key("k")).await.unwrap();
+        let life = start(hanging);
+        begun.recv().await.unwrap();
+        life.task.abort(); // no goodbye
+        assert!(life.task.await.is_err());
+        let second = world.named(Some("one")).await;
+        let ran = second.worker("w").on_any(|| async {}).drain().await.unwrap();
+        assert_eq!(ran, 1, "{place:?}: without any time passing");
+        assert_eq!(counts(&second).await, Counts::default());
+        world.end(&[&first, &second]).await;
+    }
+}
