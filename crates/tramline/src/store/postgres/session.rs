@@ -63,14 +63,14 @@ impl CatalogCache {
 }
 
 /// The planner's settings of a transaction that is not ours.
-pub(super) struct Planner([String; 4]);
+pub(super) struct Planner([String; 5]);
 
 impl Planner {
     pub(super) async fn save(conn: &mut PgConnection, texts: &Texts) -> Result<Planner> {
         let sql = "SELECT current_setting('enable_seqscan'), current_setting('enable_hashjoin'), \
-                   current_setting('enable_mergejoin'), current_setting('jit')";
+                   current_setting('enable_mergejoin'), current_setting('jit'), current_setting('plan_cache_mode')";
         let row = texts.query(sql).fetch_one(conn).await?;
-        Ok(Planner([row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?]))
+        Ok(Planner([row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?, row.try_get(4)?]))
     }
 
     /// Gives them back, and passes the result of the step on. A step that failed may have left no transaction to restore.
@@ -81,10 +81,18 @@ impl Planner {
         result: Result<T>,
     ) -> Result<T> {
         let sql = "SELECT set_config('enable_seqscan', $1, true), set_config('enable_hashjoin', $2, true), \
-                   set_config('enable_mergejoin', $3, true), set_config('jit', $4, true)";
-        let [seqscan, hashjoin, mergejoin, jit] = self.0;
-        let restored =
-            texts.query(sql).bind(seqscan).bind(hashjoin).bind(mergejoin).bind(jit).execute(conn).await;
+                   set_config('enable_mergejoin', $3, true), set_config('jit', $4, true), \
+                   set_config('plan_cache_mode', $5, true)";
+        let [seqscan, hashjoin, mergejoin, jit, cached] = self.0;
+        let restored = texts
+            .query(sql)
+            .bind(seqscan)
+            .bind(hashjoin)
+            .bind(mergejoin)
+            .bind(jit)
+            .bind(cached)
+            .execute(conn)
+            .await;
         let value = result?;
         restored?;
         Ok(value)
@@ -115,8 +123,8 @@ impl<'c> Session<'c> {
     ///
     /// Every statement here finds its rows by an index, a few at a time. The server must not think otherwise: a queue's tables
     /// grow from nothing to millions of rows between two looks of its statistics, and a plan that was made for nothing
-    /// would read all of them for each row. So all other ways are switched off, until the transaction ends; and compiling, which
-    /// takes longer than any of them runs.
+    /// would read all of them for each row. So all other ways are switched off, until the transaction ends; and compiling
+    /// and planning again for every length of an array, which take longer than any of them runs.
     pub(super) async fn new(
         conn: &'c mut PgConnection,
         texts: &'c Texts,
@@ -127,6 +135,7 @@ impl<'c> Session<'c> {
                    CASE WHEN $3 THEN set_config('synchronous_commit', 'off', true) END, \
                    set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true), \
                    set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), \
+                   set_config('plan_cache_mode', 'force_generic_plan', true), \
                    pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, $2::int)";
         let row = texts
             .query(sql)

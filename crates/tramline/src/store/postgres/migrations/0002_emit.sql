@@ -45,8 +45,10 @@ CREATE FUNCTION tramline_emit_group(
     slice_afters bigint[], slice_ats bigint[], slice_masks bigint[],
     OUT stored_at bigint, OUT chunks bigint[], OUT heads bigint[]
 ) LANGUAGE plpgsql
--- Rows are found by their keys. Plans that were made when the tables were empty must not think of another way.
+-- Rows are found by their keys. Plans that were made when the tables were empty must not think of another way, and one
+-- plan serves arrays of any length: planning anew takes longer than running.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_variable
 DECLARE
