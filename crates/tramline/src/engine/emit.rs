@@ -11,6 +11,7 @@ use crate::wake::Wake;
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// How many events a group holds, unless one emit alone has more.
@@ -21,6 +22,8 @@ const MAX_BYTES: usize = 4 << 20;
 const ALONE: usize = 256;
 /// How much may wait to be written, in KiB; every emit counts for at least one.
 const ROOM: usize = 64 << 10;
+/// A group that takes longer is held up by something, and no longer counts.
+const SLOW: Duration = Duration::from_millis(250);
 /// How often an emit with an idempotency key is tried.
 const TRIES: u32 = 6;
 
@@ -88,13 +91,8 @@ impl Emitter {
     }
 
     fn join(&self, waiting: Waiting) {
-        let mut queue = self.inner.queue();
-        queue.waiting.push_back(waiting);
-        if queue.flushing < self.inner.flushers {
-            queue.flushing += 1;
-            // A task of its own and not the caller's future, which may be dropped while others depend on the group.
-            tokio::spawn(flush_all(Flushing(self.inner.clone())));
-        }
+        self.inner.queue().waiting.push_back(waiting);
+        self.inner.start_flushing();
     }
 }
 
@@ -130,11 +128,28 @@ async fn flush_all(flushing: Flushing) {
             }
             group
         };
-        inner.clone().flush(group).await;
+        let writing = inner.clone().flush(group);
+        tokio::pin!(writing);
+        if tokio::time::timeout(SLOW, &mut writing).await.is_err() {
+            // Somebody holds a key that is in the group. Others need not wait for that: another task takes this one's place.
+            drop(flushing);
+            inner.start_flushing();
+            return writing.await;
+        }
     }
 }
 
 impl Inner {
+    /// Starts a task that writes groups, unless there are enough or nothing waits.
+    fn start_flushing(self: &Arc<Self>) {
+        let mut queue = self.queue();
+        if queue.flushing < self.flushers && !queue.waiting.is_empty() {
+            queue.flushing += 1;
+            // A task of its own and not the caller's future, which may be dropped while others depend on the group.
+            tokio::spawn(flush_all(Flushing(self.clone())));
+        }
+    }
+
     fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }

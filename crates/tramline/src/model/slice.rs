@@ -131,11 +131,6 @@ impl Slice {
         self.mask.iter().map(move |index| EventId::at(chunk, index))
     }
 
-    /// How many events of a suspect may be claimed at once: half as many after every crash.
-    pub fn suspect_size(&self) -> u32 {
-        (Mask::CAPACITY >> self.crashes.min(6)).max(1)
-    }
-
     /// What users are shown. `held` says whether the lane of an ordered slice is still held.
     pub fn status(&self, now: Time, held: bool) -> Status {
         self.state.status(self.is_ordered(), self.due_at, now, held)

@@ -1,7 +1,6 @@
 //! Which slices a claim takes where there is no order.
 
 use crate::model::id::Incarnation;
-use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
 use crate::plan::Changes;
@@ -36,8 +35,7 @@ impl Taker {
 
     /// How many events of a slice may be taken.
     pub fn limit(&self, slice: &Slice) -> u32 {
-        let most = if slice.state == State::Suspect { slice.suspect_size() } else { Mask::CAPACITY };
-        let most = if self.single { 1 } else { most };
+        let most = if self.single { 1 } else { slice.mask.count() };
         most.min(self.events)
     }
 }

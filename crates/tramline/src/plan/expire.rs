@@ -21,7 +21,7 @@ impl Slice {
 }
 
 /// A lease on `slice` has expired, or its owner is known to be dead. Nobody knows which of its events was at fault, so
-/// all become suspects; only one that was alone three times is taken out.
+/// all become suspects, in two halves; only one that was alone three times is taken out.
 pub fn expire(
     slice: Slice,
     policy: &Policy,
@@ -43,7 +43,12 @@ pub fn expire(
         return bury(Slice { error: Some(error), ..slice }, policy, now, lane, changes);
     }
     changes.wake = true;
-    changes.update.push(Slice { state: State::Suspect, due_at: now, ..slice });
+    let suspect = Slice { state: State::Suspect, due_at: now, ..slice };
+    let (lower, upper) = suspect.mask.split_lowest(suspect.mask.count().div_ceil(2));
+    if !upper.is_empty() {
+        changes.insert.push(suspect.part(upper));
+    }
+    changes.update.push(Slice { mask: lower, ..suspect });
 }
 
 /// Consumed events of a lane whose worker ended. They are judged one by one in their order: where a key is to be held, it is

@@ -488,9 +488,10 @@ impl SettleSlice {
         self.outcomes.iter().map(|(index, _)| *index).collect()
     }
 
-    /// True when nothing failed.
+    /// True when nothing failed, and nothing is named twice.
     pub(crate) fn is_all_done(&self) -> bool {
-        self.outcomes.iter().all(|(_, outcome)| outcome.is_done())
+        let done = self.outcomes.iter().all(|(_, outcome)| outcome.is_done());
+        done && self.mask().count() as usize == self.outcomes.len()
     }
 }
 

@@ -8,6 +8,7 @@ conformance![
     a_subscription_from_a_time_gets_what_was_stored_since,
     a_backfill_goes_in_bounded_steps,
     a_finished_backfill_does_nothing,
+    a_resend_leaves_alone_what_the_backfill_will_bring,
     a_claim_says_that_a_backfill_is_under_way,
     new_events_of_an_unordered_subscription_do_not_wait_for_the_backfill,
     an_ordered_claim_never_overtakes_the_backfill,
@@ -65,6 +66,15 @@ async fn a_finished_backfill_does_nothing(bed: Bed) {
     assert_eq!(queue.drain().await, emitted);
     queue.backfill().await;
     assert_eq!(queue.counts().await, Counts::default());
+}
+
+async fn a_resend_leaves_alone_what_the_backfill_will_bring(bed: Bed) {
+    let emitted = bed.emit_plain(3).await;
+    let queue = bed.queue_from(Start::Beginning, unordered()).await;
+    assert_eq!(queue.resend(&emitted).await, 0);
+    queue.backfill().await;
+    assert_eq!(queue.drain().await, emitted);
+    assert_eq!(queue.resend(&emitted[..1]).await, 1);
 }
 
 async fn a_claim_says_that_a_backfill_is_under_way(bed: Bed) {

@@ -6,6 +6,7 @@ conformance![
     a_busy_worker_leaves_suspects_alone,
     an_idle_worker_takes_one_suspect_and_nothing_else,
     a_suspect_chunk_is_claimed_in_halves,
+    two_events_that_crashed_together_run_apart,
     a_fatal_event_is_found_by_halving,
     a_crash_is_not_an_attempt,
     a_fatal_event_is_quarantined_and_its_neighbours_are_done,
@@ -57,6 +58,20 @@ async fn a_suspect_chunk_is_claimed_in_halves(bed: Bed) {
         for half in [&emitted[..32], &emitted[32..]] {
             let claimed = queue.claim(64).await;
             assert_eq!(ids(&claimed), half, "{name}");
+            assert!(queue.done(&claimed).await, "{name}");
+        }
+    }
+}
+
+async fn two_events_that_crashed_together_run_apart(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let emitted = bed.emit_plain(2).await;
+        queue.claim(2).await;
+        bed.pass(LEASE);
+        for id in emitted {
+            let claimed = queue.claim(2).await;
+            assert_eq!(ids(&claimed), [id], "{name}");
             assert!(queue.done(&claimed).await, "{name}");
         }
     }

@@ -14,6 +14,7 @@ use crate::plan::{Changes, LaneView};
 use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
 use sqlx::Row;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 const BURIED: [State; 2] = [State::Held, State::Dead];
@@ -137,9 +138,14 @@ pub(super) async fn resend(session: &mut Session<'_>, resend: &Resend) -> Result
     let rows = chunks(session, wanted.keys().copied()).await?;
     let mut bench = Bench::lay(session, resend.subscription, &numbers, &BURIED).await?;
     let known = slices_of(session, &numbers).await?;
+    let to_be_filled = backfills(session, resend.subscription).await?;
     let mut count = 0;
     for (chunk, wanted) in wanted {
         let Some(row) = rows.get(&chunk) else { continue };
+        // What a back-fill has still to bring comes by itself.
+        if to_be_filled.get(&row.topic.0).is_some_and(|range| range.contains(&chunk.0)) {
+            continue;
+        }
         let Some(topic) = catalog.topic_by_id(row.topic).filter(|t| subscription.topics.contains(&t.name))
         else {
             continue;
@@ -249,4 +255,16 @@ pub(super) async fn adopt(session: &mut Session<'_>, adopt: &Adopt) -> Result<Ve
     }
     bench.done(session).await?;
     Ok(adopted)
+}
+
+/// The chunks that back-fills have still to bring into a subscription, by topic.
+async fn backfills(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+) -> Result<BTreeMap<i64, RangeInclusive<i64>>> {
+    let sql = "SELECT topic, backfill_next, backfill_until FROM tramline_subscription_topic \
+               WHERE subscription = $1 AND backfill_next <= backfill_until";
+    let query = session.query(sql).bind(id.0);
+    let rows = session.all(query).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?..=row.try_get(2)?))).collect()
 }

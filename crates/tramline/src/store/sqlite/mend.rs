@@ -4,7 +4,7 @@ use super::order::{load_keys, load_marks};
 use super::rows::{apply, one_chunk, one_lane, slices, slices_of_chunk, write_lane};
 use super::session::Session;
 use crate::error::Result;
-use crate::model::id::{EventId, LaneId, SubscriptionId};
+use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
@@ -12,7 +12,7 @@ use crate::plan::mend::{find, hasten, remove, replay, resend as plan_resend};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
-use rusqlite::params;
+use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ fn chosen_by_id(session: &Session<'_>, id: SubscriptionId, ids: &[EventId]) -> R
     Ok(chosen)
 }
 
-fn by_chunk(ids: &[EventId]) -> BTreeMap<crate::model::id::ChunkId, Mask> {
+fn by_chunk(ids: &[EventId]) -> BTreeMap<ChunkId, Mask> {
     let mut chunks = BTreeMap::new();
     for id in ids {
         let mask: &mut Mask = chunks.entry(id.chunk()).or_default();
@@ -105,6 +105,10 @@ pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
         let Some(row) = one_chunk(session.conn, chunk)? else { continue };
         let Some(topic) = session.catalog.topic_by_id(row.topic) else { continue };
         if !subscription.topics.contains(&topic.name) {
+            continue;
+        }
+        // What a back-fill has still to bring comes by itself.
+        if is_to_be_filled(session.conn, resend.subscription, topic.id, chunk)? {
             continue;
         }
         let known = slices_of_chunk(session.conn, resend.subscription, chunk)?;
@@ -202,4 +206,11 @@ pub(super) fn adopt(session: &Session<'_>, adopt: &Adopt) -> Result<Vec<EventId>
         }
     }
     Ok(adopted)
+}
+
+/// True if a back-fill has still to bring a chunk into a subscription.
+fn is_to_be_filled(conn: &Connection, id: SubscriptionId, topic: TopicId, chunk: ChunkId) -> Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM tramline_subscription_topic WHERE subscription = ? AND topic = ? \
+               AND ? BETWEEN backfill_next AND backfill_until)";
+    Ok(conn.prepare_cached(sql)?.query_row([id.0, topic.0, chunk.0], |row| row.get(0))?)
 }
