@@ -81,7 +81,8 @@ pub(super) async fn backlog_large(
     backlog.remove().await
 }
 
-/// `queries_per_1000_events`: statements that one drain takes, of claims and settlements together.
+/// `queries_per_1000_events`: statements that one drain takes, of claims and settlements together. On PostgreSQL also what
+/// emitting and draining an event writes: `wal_bytes_per_event`, `dead_tuples_per_event`.
 pub(super) async fn statements(
     target: &Target,
     size: Size,
@@ -89,11 +90,19 @@ pub(super) async fn statements(
     samples: &mut Samples,
 ) -> Result<(), BoxError> {
     let backlog = Backlog::prepare(target, "statements", false).await?;
+    let before = target.writes().await?;
     backlog.fill(target, size.events).await?;
     queries.start();
     backlog.drain(target, size.events).await?;
-    samples.add("queries_per_1000_events", queries.stop() as f64 * 1000.0 / size.events as f64);
-    backlog.remove().await
+    let events = size.events as f64;
+    samples.add("queries_per_1000_events", queries.stop() as f64 * 1000.0 / events);
+    // A server counts what a connection did for certain once it has ended.
+    backlog.tram.close().await;
+    if let (Some(before), Some(after)) = (before, target.writes().await?) {
+        samples.add("wal_bytes_per_event", (after.wal_bytes - before.wal_bytes) / events);
+        samples.add("dead_tuples_per_event", (after.dead_tuples - before.dead_tuples) / events);
+    }
+    Backlog { tram: target.open().await?, ..backlog }.remove().await
 }
 
 /// A topic and its one subscription, both of the same name.

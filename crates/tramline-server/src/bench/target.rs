@@ -21,6 +21,14 @@ pub(super) enum Target {
     },
 }
 
+/// What a server has written.
+pub(super) struct Writes {
+    /// Bytes of its log.
+    pub(super) wal_bytes: f64,
+    /// Row versions that updates and deletions left behind.
+    pub(super) dead_tuples: f64,
+}
+
 impl Target {
     /// Names the place; opening it creates it.
     pub(super) async fn create(store: &str) -> Result<Target, BoxError> {
@@ -72,6 +80,16 @@ impl Target {
                 Ok(sqlx::query_scalar("SHOW server_version").fetch_one(&mut connection).await?)
             }
         }
+    }
+
+    /// What the server has written so far; SQLite does not count it.
+    pub(super) async fn writes(&self) -> Result<Option<Writes>, BoxError> {
+        let Target::Postgres { server, schema, .. } = self else { return Ok(None) };
+        let mut connection = PgConnection::connect(server).await?;
+        let sql = "SELECT (pg_current_wal_lsn() - '0/0'::pg_lsn)::float8, \
+                   (SELECT coalesce(sum(n_tup_upd + n_tup_del), 0)::float8 FROM pg_stat_user_tables WHERE schemaname = $1)";
+        let (wal_bytes, dead_tuples) = sqlx::query_as(sql).bind(schema).fetch_one(&mut connection).await?;
+        Ok(Some(Writes { wal_bytes, dead_tuples }))
     }
 
     /// Removes the file or schema.
