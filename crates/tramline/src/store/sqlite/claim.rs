@@ -20,7 +20,6 @@ use rusqlite::Connection;
 const EXPIRED: usize = 64;
 /// So few chunks are read at once by the writer: asking another thread would take longer.
 const FEW: usize = 4;
-const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=9;
 
 /// Takes events. Decoding is left to the caller, outside the transaction.
 pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
@@ -107,7 +106,7 @@ fn due(conn: &Connection, id: SubscriptionId, state: State, now: Time, events: u
     );
     let mut statement = conn.prepare_cached(&sql)?;
     let (mut found, mut count) = (Vec::new(), 0);
-    for rank in PRIORITIES {
+    for rank in ranks(conn, id, state)? {
         let mut rows = statement.query([id.0, state as i64, rank, now.0])?;
         while count < events
             && let Some(row) = rows.next()?
@@ -120,6 +119,22 @@ fn due(conn: &Connection, id: SubscriptionId, state: State, now: Time, events: u
     Ok(found)
 }
 
+/// The priorities that slices of one state have. Hops from one to the next in the claim index: mostly there is one.
+fn ranks(conn: &Connection, id: SubscriptionId, state: State) -> Result<Vec<i64>> {
+    let sql =
+        "SELECT min(rank) FROM tramline_slice WHERE subscription = ? AND state = ? AND lane = 0 AND rank > ?";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut ranks = Vec::new();
+    loop {
+        let after = ranks.last().copied().unwrap_or(-1);
+        let next: Option<i64> = statement.query_row([id.0, state as i64, after], |row| row.get(0))?;
+        match next {
+            Some(rank) => ranks.push(rank),
+            None => return Ok(ranks),
+        }
+    }
+}
+
 /// The next time at which something becomes due: a delay or a lease that ends. One index look-up per state and priority.
 fn next_due(conn: &Connection, id: SubscriptionId) -> Result<Option<Time>> {
     let sql =
@@ -127,7 +142,7 @@ fn next_due(conn: &Connection, id: SubscriptionId) -> Result<Option<Time>> {
     let mut statement = conn.prepare_cached(sql)?;
     let mut next: Option<i64> = None;
     for state in [State::Ready, State::Leased, State::Consumed] {
-        for rank in PRIORITIES {
+        for rank in ranks(conn, id, state)? {
             let first: Option<i64> = statement.query_row([id.0, state as i64, rank], |row| row.get(0))?;
             next = [next, first].into_iter().flatten().min();
         }

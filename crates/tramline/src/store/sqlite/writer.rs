@@ -4,12 +4,17 @@ use super::session::CatalogCache;
 use crate::error::{Error, Result};
 use rusqlite::Connection;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 
 /// How many jobs may wait. More callers wait in turn.
 const QUEUE: usize = 1024;
 /// How many jobs share a transaction at most.
 const GROUP: usize = 256;
+
+/// How long the thread looks out for the next job before it sleeps.
+const WATCH: Duration = Duration::from_micros(100);
 
 /// A handle to the writing thread.
 #[derive(Debug)]
@@ -79,7 +84,7 @@ fn closed() -> Error {
 fn work(conn: &Connection, cache: &CatalogCache, mut queue: mpsc::Receiver<Job>) {
     let mut synced = Durable::Yes;
     let mut group = Vec::with_capacity(GROUP);
-    while let Some(first) = queue.blocking_recv() {
+    while let Some(first) = next(&mut queue) {
         group.push(first);
         while group.len() < GROUP
             && let Ok(job) = queue.try_recv()
@@ -96,6 +101,20 @@ fn work(conn: &Connection, cache: &CatalogCache, mut queue: mpsc::Receiver<Job>)
             Err(error) => group.drain(..).for_each(|job| (job.run)(Err(&error))(None)),
         }
     }
+}
+
+/// The next job. A claim follows an emit, and an emit a settlement, within microseconds; falling asleep and being woken takes
+/// longer than that, so the thread watches for a moment before it sleeps.
+fn next(queue: &mut mpsc::Receiver<Job>) -> Option<Job> {
+    let start = Instant::now();
+    while start.elapsed() < WATCH {
+        match queue.try_recv() {
+            Ok(job) => return Some(job),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) => std::hint::spin_loop(),
+        }
+    }
+    queue.blocking_recv()
 }
 
 fn begin(conn: &Connection, durable: Durable, synced: &mut Durable) -> Result<()> {
