@@ -8,7 +8,6 @@ use crate::model::lane::Share;
 use crate::store::Store;
 use crate::store::verbs::{Beat, Worker};
 use crate::wake::Wake;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -29,8 +28,9 @@ pub(crate) struct Presence {
     every: Duration,
     members: Mutex<Members>,
     living: watch::Sender<Vec<Worker>>,
-    /// How many heartbeats in a row worked. A process that was asleep, or cut off, must not judge others by its own silence.
-    streak: AtomicU32,
+    /// How many heartbeats in a row worked and came in time, and when the last one was sent. A process that was asleep, or
+    /// cut off, must not judge others, or itself, by its own silence.
+    streak: Mutex<(u32, Duration)>,
     /// One beat at a time, so that an older list of subscriptions never overwrites a newer one.
     beating: tokio::sync::Mutex<()>,
 }
@@ -72,7 +72,7 @@ impl Presence {
             every: who.every,
             members: Mutex::default(),
             living: watch::Sender::new(Vec::new()),
-            streak: AtomicU32::new(0),
+            streak: Mutex::default(),
             beating: tokio::sync::Mutex::default(),
         })
     }
@@ -113,7 +113,13 @@ impl Presence {
 
     /// After how much silence others may be declared dead; `None` while this process cannot judge.
     pub(crate) fn dead_after(&self) -> Option<Duration> {
-        (self.streak.load(Ordering::Relaxed) >= MISSED).then(|| self.every * MISSED)
+        let (beats, last) = *self.streak();
+        let is_awake = self.clock.reading().saturating_sub(last) <= self.every * 2;
+        (beats >= MISSED && is_awake).then(|| self.every * MISSED)
+    }
+
+    fn streak(&self) -> std::sync::MutexGuard<'_, (u32, Duration)> {
+        self.streak.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn members(&self) -> std::sync::MutexGuard<'_, Members> {
@@ -133,6 +139,7 @@ impl Presence {
 
     async fn beat(&self, leaving: bool) -> Result<()> {
         let _one_at_a_time = self.beating.lock().await;
+        let reading = self.clock.reading();
         let beat = Beat {
             incarnation: self.incarnation,
             name: self.name.clone(),
@@ -142,7 +149,10 @@ impl Presence {
         };
         match self.store.beat(beat).await {
             Ok(living) => {
-                self.streak.fetch_add(1, Ordering::Relaxed);
+                let mut streak = self.streak();
+                let in_time = reading.saturating_sub(streak.1) <= self.every * 2;
+                *streak = (if in_time { streak.0.saturating_add(1) } else { 1 }, reading);
+                drop(streak);
                 self.living.send_if_modified(|known| {
                     let moved = !known.iter().map(who).eq(living.iter().map(who));
                     *known = living;
@@ -151,7 +161,7 @@ impl Presence {
                 Ok(())
             }
             Err(error) => {
-                self.streak.store(0, Ordering::Relaxed);
+                self.streak().0 = 0;
                 Err(error)
             }
         }
