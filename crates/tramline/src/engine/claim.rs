@@ -221,6 +221,15 @@ impl Claimer {
             if unless(&self.stop, self.outage.wait(clock, &error)).await.is_none() {
                 return Ok(Got::default());
             }
+            if run.is_ordered() {
+                // The claim may have been carried out and its answer lost. Then this process holds a lane with events that it
+                // knows nothing of, and asking for more would hold it for ever: let go of everything, and let it lapse.
+                let lapse = async {
+                    run.ledger.drained().await;
+                    clock.sleep(run.subscription.policy.lease()).await;
+                };
+                unless(&self.stop, lapse).await;
+            }
         }
     }
 
