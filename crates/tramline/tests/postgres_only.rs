@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tramline::error::Kind;
 use tramline::model::id::{EventId, Incarnation, LaneId, SubscriptionId, TopicId};
-use tramline::model::lane::{self, Share};
+use tramline::model::lane::{self, Known, Share};
 use tramline::model::lease::Lease;
 use tramline::model::outcome::Outcome;
 use tramline::model::subscription::{Ordering, Policy, Start, Subscription};
@@ -101,6 +101,7 @@ fn claim(subscription: SubscriptionId, max_events: u32) -> Claim {
         lease: None,
         suspects: Suspects::TakeOne,
         share: Share::ALL,
+        known: Known::All,
         single: false,
         now: None,
     }

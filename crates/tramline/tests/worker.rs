@@ -7,9 +7,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::{Bench, until};
+use support::{Bench, start, until};
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::task::JoinHandle;
 use tramline::testkit::TestKit;
 use tramline::{
     Batch, Context, Counts, Event, EventId, Json, Kind, OnExhausted, Outcome, Proto, Raw, Result, Retry,
@@ -25,16 +24,6 @@ fn event(payload: &str) -> Event {
 
 fn text(event: &StoredEvent) -> String {
     String::from_utf8(event.payload.to_vec()).unwrap()
-}
-
-/// Runs a worker in the background.
-fn start(worker: Worker) -> (Shutdown, JoinHandle<Result<()>>) {
-    let shutdown = Shutdown::new();
-    let running = tokio::spawn({
-        let shutdown = shutdown.clone();
-        async move { worker.run(shutdown).await }
-    });
-    (shutdown, running)
 }
 
 async fn counts(tram: &Tramline) -> Counts {
@@ -392,6 +381,7 @@ async fn a_suspect_runs_with_nothing_else_in_flight_in_its_process() {
         lease: None,
         suspects: tramline::store::verbs::Suspects::Leave,
         share: tramline::model::lane::Share::ALL,
+        known: tramline::model::lane::Known::All,
         single: true,
         now: Some(bench.clock.now()),
     };
@@ -456,76 +446,6 @@ async fn two_processes_share_the_lanes_and_keep_the_order() {
     let runs = runs.map(|runs| runs.load(Ordering::SeqCst));
     assert!(runs[0] > 0 && runs[1] > 0 && runs[0] + runs[1] == 640, "{runs:?}");
     assert_eq!(counts(&one).await.dead, 0);
-}
-
-#[tokio::test]
-async fn a_lost_lease_cancels_the_handler_and_its_outcome_does_not_count() {
-    let bench = Bench::new().await;
-    let tram = bench.process();
-    let (tell, mut told) = mpsc::unbounded_channel();
-    let worker = tram.worker("w").topics(["t"]).lease(10 * SECOND).on_any(move |cx: Context| {
-        let tell = tell.clone();
-        async move {
-            tell.send("begun").unwrap();
-            if cx.crashes() == 0 {
-                cx.cancelled().await;
-                assert!(cx.is_cancelled());
-            }
-            tell.send("ended").unwrap();
-        }
-    });
-    tram.emit(event("x")).await.unwrap();
-    let (shutdown, running) = start(worker);
-    assert_eq!(told.recv().await, Some("begun"));
-    bench.store.fail_always("extend", Some(Kind::Unavailable));
-    until("the handler is told", || async {
-        bench.clock.advance(Duration::from_millis(500));
-        !told.is_empty()
-    })
-    .await;
-    assert_eq!(told.recv().await, Some("ended"));
-    bench.store.fail_always("extend", None);
-    until("it runs again", || async {
-        bench.clock.advance(Duration::from_millis(500));
-        told.len() == 2
-    })
-    .await;
-    until("it is settled", || async { counts(&tram).await.pending() == 0 }).await;
-    shutdown.start();
-    running.await.unwrap().unwrap();
-}
-
-#[tokio::test]
-async fn leases_are_extended_while_a_handler_runs() {
-    for ordered in [false, true] {
-        let bench = Bench::new().await;
-        let tram = bench.process();
-        let (tell, mut begun) = mpsc::unbounded_channel();
-        let go_on = Arc::new(Notify::new());
-        let may_end = go_on.clone();
-        let name = if ordered { "ordered" } else { "plain" };
-        let worker = tram.worker(name).topics(["t"]).lease(10 * SECOND).on_any(move || {
-            let (tell, go_on) = (tell.clone(), may_end.clone());
-            async move {
-                tell.send(()).unwrap();
-                go_on.notified().await;
-            }
-        });
-        let worker = if ordered { worker.ordered_by_key() } else { worker };
-        worker.subscribe().await.unwrap();
-        tram.emit(event("x").key("k")).await.unwrap();
-        let (shutdown, running) = start(worker);
-        begun.recv().await;
-        let before = bench.store.calls("extend");
-        for n in 1..=5 {
-            bench.clock.advance(4 * SECOND);
-            until("an extension", || async { bench.store.calls("extend") == before + n }).await;
-        }
-        go_on.notify_one();
-        shutdown.start();
-        running.await.unwrap().unwrap();
-        assert_eq!(tram.stats(name).await.unwrap().counts, Counts::default());
-    }
 }
 
 #[tokio::test]

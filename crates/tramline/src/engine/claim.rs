@@ -5,9 +5,11 @@ use crate::engine::hand::{Hand, Taken};
 use crate::engine::presence::share;
 use crate::engine::run::Run;
 use crate::error::{Kind, Result};
-use crate::model::lane::Share;
+use crate::model::id::LaneId;
+use crate::model::lane::{Held, Known, Share};
 use crate::store::verbs::{Claim, Claimed, Suspects, Worker};
 use crate::wake::Listener;
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +40,8 @@ pub(crate) struct Claimer {
     stop: CancellationToken,
     until_idle: bool,
     claimed: u64,
+    /// Lanes of which the store may have given more than this process knows: an answer was lost.
+    doubted: BTreeSet<(LaneId, i64)>,
 }
 
 /// What a claim came back with.
@@ -61,6 +65,7 @@ impl Claimer {
             stop,
             until_idle,
             claimed: 0,
+            doubted: BTreeSet::new(),
             run,
         }
     }
@@ -192,6 +197,8 @@ impl Claimer {
         let run = self.run.clone();
         let clock = run.tram.clock();
         loop {
+            // Held until the events are in line: a failure that is settled in between would be overlooked.
+            let no_failures = if run.is_ordered() { Some(run.order.read().await) } else { None };
             let claim = Claim {
                 subscription: run.subscription.id,
                 owner: run.tram.incarnation(),
@@ -200,11 +207,10 @@ impl Claimer {
                 lease: None,
                 suspects,
                 share,
+                known: self.known(),
                 single: run.single,
                 now: clock.now(),
             };
-            // Held until the events are in line: a failure that is settled in between would be overlooked.
-            let no_failures = if run.is_ordered() { Some(run.order.read().await) } else { None };
             // Read before the store is asked: the lease is surely not older than this.
             let reading = clock.reading();
             let error = match run.tram.store().claim(claim).await {
@@ -218,19 +224,24 @@ impl Claimer {
             if error.kind() != Kind::Unavailable {
                 return Err(error);
             }
+            // The claim may have been carried out and its answer lost.
+            self.doubted.extend(run.ledger.lanes());
             if unless(&self.stop, self.outage.wait(clock, &error)).await.is_none() {
                 return Ok(Got::default());
             }
-            if run.is_ordered() {
-                // The claim may have been carried out and its answer lost. Then this process holds a lane with events that it
-                // knows nothing of, and asking for more would hold it for ever: let go of everything, and let it lapse.
-                let lapse = async {
-                    run.ledger.drained().await;
-                    clock.sleep(run.subscription.policy.lease()).await;
-                };
-                unless(&self.stop, lapse).await;
-            }
         }
+    }
+
+    /// The lanes of which something is in hand. What the store believes to be in hand beyond that was lost on the way, and
+    /// joining it to what is would hold it for ever.
+    fn known(&mut self) -> Known {
+        if !self.run.is_ordered() {
+            return Known::All;
+        }
+        let lanes = self.run.ledger.lanes();
+        self.doubted.retain(|lane| lanes.contains(lane));
+        let held = |(lane, epoch)| Held { lane, epoch, closed: self.doubted.contains(&(lane, epoch)) };
+        Known::Only(lanes.into_iter().map(held).collect())
     }
 
     /// Waits until there may be something to claim. Cancel-safe.
@@ -281,9 +292,22 @@ async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) ->
     }
     let hands: Vec<Arc<Hand>> =
         slices.into_iter().map(|slice| Arc::new(Hand::new(run.clone(), slice, taken))).collect();
+    if run.is_ordered() {
+        lose_earlier(run, &hands);
+    }
     hands.iter().for_each(|hand| run.ledger.add(hand.clone()));
     run.set_aside(run.dispatch.add(&hands));
     got
+}
+
+/// A lane that came under a new epoch was lost in between, with all that is still in hand of it.
+fn lose_earlier(run: &Run, hands: &[Arc<Hand>]) {
+    let epochs: HashMap<LaneId, i64> = hands.iter().map(|hand| (hand.lease.lane, hand.lease.epoch)).collect();
+    for hand in run.ledger.all() {
+        if epochs.get(&hand.lease.lane).is_some_and(|epoch| *epoch != hand.lease.epoch) {
+            run.lose(&hand);
+        }
+    }
 }
 
 /// The value of `future`, or `None` if the token is cancelled first.

@@ -140,7 +140,7 @@ impl Dispatch {
         Some(true)
     }
 
-    /// An event has its outcome; `None` if its lease was lost. Gives back later events of its key that must not run now, and
+    /// An event has its outcome; `None` if it will get none. What was lost gets none. Gives back later events of its key that must not run now, and
     /// whether the hand has all its outcomes.
     pub(crate) fn record(
         &self,
@@ -149,11 +149,14 @@ impl Dispatch {
         policy: &Policy,
     ) -> (bool, Vec<Task>) {
         let Some(key) = self.line_of(task) else {
+            let outcome = outcome.filter(|_| !task.hand.is_lost());
             return (keep(task, outcome), Vec::new());
         };
         // Recorded while the state is locked: the settler takes all outcomes of a lane in one step under the same lock, so a
         // later event of a key is never settled without the earlier one.
+        // Whoever loses a hand clears away its failures after that, and under the lock too.
         let mut state = self.state();
+        let outcome = outcome.filter(|_| !task.hand.is_lost());
         let next = outcome.as_ref().map_or(Next::GoOn, |outcome| next(task, outcome, policy));
         let finished = keep(task, outcome);
         let refused = state.go_on(key, task, next);
@@ -167,7 +170,8 @@ impl Dispatch {
         take()
     }
 
-    /// The store knows of these failures: what it gives out from now on takes them into account.
+    /// The store knows of these failures, or never will: what it gives out from now on takes them into account, or runs them
+    /// again first.
     pub(crate) fn confirm(&self, hand: &Hand, positions: impl Iterator<Item = u32>) {
         if !self.ordered {
             return;

@@ -103,6 +103,13 @@ impl Hand {
         Outcomes { done, other: std::mem::take(&mut *self.other()), hand: self.clone() }
     }
 
+    /// Drops the outcomes that the settler has not taken, and gives their positions.
+    pub(crate) fn drop_outcomes(&self) -> Vec<u32> {
+        let done = self.done.swap(0, Ordering::AcqRel);
+        let other = std::mem::take(&mut *self.other());
+        bits(done).chain(other.into_iter().map(|(at, _)| at)).collect()
+    }
+
     /// The id of the event at a position.
     pub(crate) fn id(&self, at: u32) -> EventId {
         self.events[at as usize].event.id

@@ -1,8 +1,9 @@
 //! What is in hand, and how much of it: where runners, settler, keeper and the claim loop meet.
 
 use crate::engine::hand::Hand;
+use crate::model::id::LaneId;
 use crate::model::lease::Lease;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
@@ -66,6 +67,12 @@ impl Ledger {
     /// Everything in hand.
     pub(crate) fn all(&self) -> Vec<Arc<Hand>> {
         self.hands().values().cloned().collect()
+    }
+
+    /// The lanes of what is in hand, with their epochs.
+    pub(crate) fn lanes(&self) -> BTreeSet<(LaneId, i64)> {
+        let ordered = |lease: &&Lease| lease.is_ordered();
+        self.hands().keys().filter(ordered).map(|lease| (lease.lane, lease.epoch)).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

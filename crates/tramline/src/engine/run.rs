@@ -131,8 +131,7 @@ impl Run {
 
     /// An event has its outcome.
     pub(crate) fn record(&self, mut task: Task, outcome: Outcome) {
-        let outcome = if task.hand.is_lost() { None } else { Some(outcome) };
-        let (finished, refused) = self.dispatch.record(&mut task, outcome, &self.subscription.policy);
+        let (finished, refused) = self.dispatch.record(&mut task, Some(outcome), &self.subscription.policy);
         if finished {
             self.ledger.finish(task.hand);
         } else if self.subscription.policy.is_at_most_once() {
@@ -156,10 +155,13 @@ impl Run {
         }
     }
 
-    /// True if the lease is lost: somebody else may have the event, so it is not started here.
+    /// True if the lease is lost or has ended: somebody else may have the event, so it is not started here.
     pub(crate) fn pass_over_if_lost(&self, task: &mut Task) -> bool {
         if !task.hand.is_lost() {
-            return false;
+            if task.hand.deadline() > self.tram.clock().reading() {
+                return false;
+            }
+            self.lose(&task.hand);
         }
         let (finished, refused) = self.dispatch.record(task, None, &self.subscription.policy);
         if finished {
@@ -170,13 +172,27 @@ impl Run {
         true
     }
 
-    /// The lease of a hand has ended.
+    /// The lease of a hand has ended. All hands of a lane have the same one.
     pub(crate) fn lose(&self, hand: &Hand) {
+        if hand.lease.is_ordered() {
+            for other in self.ledger.all() {
+                if (other.lease.lane, other.lease.epoch) == (hand.lease.lane, hand.lease.epoch) {
+                    self.lose_one(&other);
+                }
+            }
+        }
+        self.lose_one(hand);
+    }
+
+    fn lose_one(&self, hand: &Hand) {
         if !hand.lose() {
             return;
         }
         self.ledger.remove(hand);
-        let ids: Vec<EventId> = hand.pending().map(|at| hand.id(at)).collect();
+        let unsettled = self.dispatch.locked(|| hand.drop_outcomes());
+        // What failed here failed for nobody: whoever has the lane next decides anew, perhaps this process.
+        self.dispatch.confirm(hand, unsettled.iter().copied());
+        let ids: Vec<EventId> = hand.pending().chain(unsettled).map(|at| hand.id(at)).collect();
         if !ids.is_empty() {
             self.hooks.lease_lost(self.name(), &ids);
         }

@@ -51,8 +51,56 @@ impl Lane {
     }
 
     /// True if `owner` may take from the lane now.
-    pub fn is_open_to(&self, owner: Incarnation, now: Time) -> bool {
-        self.halted_until <= now && (!self.is_held(now) || self.owner == Some(owner))
+    pub fn is_open_to(&self, owner: Incarnation, known: &Known, now: Time) -> bool {
+        let own = self.owner == Some(owner);
+        self.halted_until <= now && (!self.is_held(now) || own) && !(own && known.closed(self))
+    }
+
+    /// True if the lease on the lane has ended and nobody has seen to it: its time is over, or `owner`, who asks, has it in
+    /// the books and knows nothing of it.
+    pub fn is_lapsed(&self, owner: Incarnation, known: &Known, now: Time) -> bool {
+        let forgotten = self.owner == Some(owner) && known.forgotten(self);
+        self.owner.is_some() && (self.until <= now || forgotten)
+    }
+}
+
+/// What a worker knows of the lanes that are its own in the books of the store. The two differ when an answer was lost, or when
+/// the worker gave something up because it could not extend its lease in time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Known {
+    /// All that is in the books.
+    #[default]
+    All,
+    /// These lanes. It will never settle what it has in others, so their leases have ended.
+    Only(Vec<Held>),
+}
+
+/// A lane that a worker knows to be its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Which lane.
+    pub lane: LaneId,
+    /// Under which epoch.
+    pub epoch: i64,
+    /// True if nothing more is to be taken from it: it may hold events that the worker knows nothing of, which become free when
+    /// the worker has settled all that it does know of.
+    pub closed: bool,
+}
+
+impl Known {
+    fn forgotten(&self, lane: &Lane) -> bool {
+        matches!(self, Known::Only(_)) && self.find(lane).is_none()
+    }
+
+    fn closed(&self, lane: &Lane) -> bool {
+        self.find(lane).is_some_and(|held| held.closed)
+    }
+
+    fn find(&self, lane: &Lane) -> Option<&Held> {
+        match self {
+            Known::All => None,
+            Known::Only(held) => held.iter().find(|held| held.lane == lane.lane && held.epoch == lane.epoch),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, Incarnation, LaneId, SliceId};
+use crate::model::lane::Held;
 use std::fmt;
 use std::str::FromStr;
 
@@ -19,6 +20,11 @@ impl Lease {
     /// True when the lease hangs on a lane and not on the slice itself.
     pub(crate) fn is_ordered(&self) -> bool {
         self.lane != LaneId::UNORDERED
+    }
+
+    /// The lane on which the lease hangs, if it does: for [`Known::Only`](crate::model::lane::Known).
+    pub fn held(&self) -> Option<Held> {
+        self.is_ordered().then_some(Held { lane: self.lane, epoch: self.epoch, closed: false })
     }
 }
 

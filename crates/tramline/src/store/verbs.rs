@@ -2,7 +2,7 @@
 
 use crate::model::event::{Emitted, Event, StoredEvent};
 use crate::model::id::{EventId, Incarnation, SubscriptionId};
-use crate::model::lane::{Lane, Share};
+use crate::model::lane::{Known, Lane, Share};
 use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::outcome::Outcome;
@@ -81,6 +81,8 @@ pub struct Claim {
     pub suspects: Suspects,
     /// Ordered subscriptions: which lanes.
     pub share: Share,
+    /// Ordered subscriptions: what the owner knows of its lanes.
+    pub known: Known,
     /// One event per lease, for handlers that settle in their own transaction.
     pub single: bool,
     /// Test time.

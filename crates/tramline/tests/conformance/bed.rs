@@ -10,7 +10,7 @@ use tramline::store::Store;
 pub(crate) use tramline::error::{Kind, Result};
 pub(crate) use tramline::model::event::Event;
 pub(crate) use tramline::model::id::{EventId, Incarnation, SubscriptionId};
-pub(crate) use tramline::model::lane::Share;
+pub(crate) use tramline::model::lane::{Held, Known, Share};
 pub(crate) use tramline::model::lease::Lease;
 pub(crate) use tramline::model::outcome::Outcome;
 pub(crate) use tramline::model::retry::Retry;
@@ -201,6 +201,7 @@ impl Queue {
             lease: None,
             suspects: Suspects::TakeOne,
             share: Share::ALL,
+            known: Known::All,
             single: false,
             now: self.bed.now(),
         }

@@ -18,6 +18,10 @@ conformance![
     what_was_settled_before_a_release_stays_settled,
     a_released_lane_is_free,
     a_lease_survives_being_written_down,
+    a_lane_of_which_its_owner_knows_nothing_is_taken_over_at_once,
+    a_lane_of_which_its_owner_knows_goes_on_under_the_same_lease,
+    a_closed_lane_gives_nothing_more_until_its_owner_is_done_with_it,
+    what_an_owner_knows_says_nothing_about_the_lanes_of_others,
 ];
 
 async fn a_lease_keeps_others_away_until_it_ends(bed: Bed) {
@@ -196,4 +200,53 @@ async fn a_lease_survives_being_written_down(bed: Bed) {
         claimed.slices[0].lease = claimed.slices[0].lease.to_string().parse().unwrap();
         assert!(queue.done(&claimed).await, "{name}");
     }
+}
+
+/// The answer of the first claim was lost: without this the worker would hold the lane as long as it takes from it.
+async fn a_lane_of_which_its_owner_knows_nothing_is_taken_over_at_once(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let emitted = bed.emit_keys(&["a", "a"]).await;
+    let lost = queue.claim(1).await;
+    let knows_nothing = Claim { known: Known::Only(Vec::new()), ..queue.wish(10) };
+    let busy = queue.take(Claim { suspects: Suspects::Leave, ..knows_nothing.clone() }).await;
+    assert!(ids(&busy).is_empty() && busy.suspects_wait);
+    let again = queue.take(knows_nothing).await;
+    assert_eq!((ids(&again), again.slices[0].crashes), (vec![emitted[0]], 1));
+    assert!(!queue.done(&lost).await);
+    assert!(queue.done(&again).await);
+    assert_eq!(queue.drain().await, emitted[1..]);
+}
+
+async fn a_lane_of_which_its_owner_knows_goes_on_under_the_same_lease(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let emitted = bed.emit_keys(&["a", "a"]).await;
+    let first = queue.claim(1).await;
+    let known = Known::Only(first.slices.iter().filter_map(|slice| slice.lease.held()).collect());
+    let second = queue.take(Claim { known, ..queue.wish(10) }).await;
+    assert_eq!(ids(&second), emitted[1..]);
+    assert!(queue.done(&first).await && queue.done(&second).await);
+}
+
+async fn a_closed_lane_gives_nothing_more_until_its_owner_is_done_with_it(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let emitted = bed.emit_keys(&["a", "b", "c"]).await;
+    let first = queue.claim(1).await;
+    let lost = queue.claim(1).await;
+    let closed = |slice: &ClaimedSlice| slice.lease.held().map(|held| Held { closed: true, ..held });
+    let known = Known::Only(first.slices.iter().filter_map(closed).collect());
+    assert!(ids(&queue.take(Claim { known, ..queue.wish(10) }).await).is_empty());
+    assert!(queue.done(&first).await);
+    let again = queue.take(Claim { known: Known::Only(Vec::new()), ..queue.wish(10) }).await;
+    assert_eq!(ids(&again), emitted[1..2]);
+    assert!(!queue.done(&lost).await && queue.done(&again).await);
+    assert_eq!(queue.drain().await, emitted[2..]);
+}
+
+async fn what_an_owner_knows_says_nothing_about_the_lanes_of_others(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    bed.emit_keys(&["a", "b"]).await;
+    let annas = queue.claim(1).await;
+    let berts = queue.take(Claim { owner: BERT, known: Known::Only(Vec::new()), ..queue.wish(10) }).await;
+    assert!(ids(&berts).is_empty());
+    assert!(queue.done(&annas).await);
 }

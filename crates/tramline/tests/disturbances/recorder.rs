@@ -1,6 +1,7 @@
 //! The recorder: takes down what every handler did, and is never disturbed itself.
 
 use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -22,10 +23,31 @@ pub(crate) struct Record {
     pub(crate) number: u64,
 }
 
-/// What was recorded so far.
+/// What was recorded so far. Whoever waits looks at it after every record, so what is asked often is kept ready.
+#[derive(Default)]
+pub(crate) struct Log {
+    pub(crate) records: Vec<Record>,
+    ended: HashMap<String, HashSet<i64>>,
+}
+
+impl Log {
+    fn add(&mut self, record: Record) {
+        if record.ended {
+            self.ended.entry(record.subscription.clone()).or_default().insert(record.id);
+        }
+        self.records.push(record);
+    }
+
+    /// The events that a subscription has run.
+    pub(crate) fn ended(&self, subscription: &str) -> Option<&HashSet<i64>> {
+        self.ended.get(subscription)
+    }
+}
+
+/// Takes down what it is told.
 #[derive(Clone, Default)]
 pub(crate) struct Recorder {
-    records: Arc<Mutex<Vec<Record>>>,
+    log: Arc<Mutex<Log>>,
     grown: Arc<Notify>,
 }
 
@@ -47,7 +69,7 @@ impl Recorder {
         let (read, mut write) = stream.into_split();
         let mut lines = BufReader::new(read).lines();
         while let Ok(Some(line)) = lines.next_line().await {
-            self.records.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+            self.log.lock().unwrap().add(serde_json::from_str(&line).unwrap());
             self.grown.notify_waiters();
             if write.write_all(b"ok\n").await.is_err() {
                 return; // the worker was killed while it waited
@@ -56,23 +78,23 @@ impl Recorder {
     }
 
     pub(crate) fn records(&self) -> Vec<Record> {
-        self.records.lock().unwrap().clone()
+        self.log.lock().unwrap().records.clone()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.records.lock().unwrap().len()
+        self.log.lock().unwrap().records.len()
     }
 
     /// Waits until `reached` says yes to what was recorded. Gives false when nothing of the kind comes in time.
     pub(crate) async fn wait(
         &self,
         within: std::time::Duration,
-        reached: impl Fn(&[Record]) -> bool,
+        mut reached: impl FnMut(&Log) -> bool,
     ) -> bool {
         let wait = async {
             loop {
                 let grown = self.grown.notified();
-                if reached(&self.records.lock().unwrap()) {
+                if reached(&self.log.lock().unwrap()) {
                     return;
                 }
                 grown.await;

@@ -2,14 +2,15 @@
 
 use crate::check::{self, Emitted};
 use crate::proxy::{Mode, Proxy};
-use crate::recorder::Recorder;
+use crate::recorder::{Log, Recorder};
 use crate::worker::{RECORDER, URL, worker};
+use std::collections::HashSet;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tramline::model::id::Incarnation;
-use tramline::model::lane::Share;
+use tramline::model::lane::{Known, Share};
 use tramline::store::Store;
 use tramline::store::verbs::{Claim, Settle, SettleSlice, Suspects};
 use tramline::{Event, Outcome, Tramline};
@@ -129,9 +130,9 @@ async fn emit(tram: Tramline, emitted: Arc<Mutex<Emitted>>, recorder: Recorder, 
         }
         let count = emitted.lock().unwrap().acknowledged.len();
         recorder
-            .wait(PATIENCE, |records| {
-                let ran = records.iter().filter(|r| r.subscription == UNORDERED && r.ended).count();
-                stop.is_cancelled() || ran + AHEAD > count
+            .wait(PATIENCE, |log| {
+                let ran = |subscription| log.ended(subscription).map_or(0, HashSet::len);
+                stop.is_cancelled() || ran(UNORDERED).min(ran(ORDERED)) + AHEAD > count
             })
             .await;
     }
@@ -164,7 +165,7 @@ async fn disturb(place: &Place, crew: &mut Crew, recorder: &Recorder, chance: &m
 
 async fn progress(recorder: &Recorder, more: usize) -> bool {
     let goal = recorder.len() + more;
-    recorder.wait(PATIENCE, |records| records.len() >= goal).await
+    recorder.wait(PATIENCE, |log| log.records.len() >= goal).await
 }
 
 /// Claims beside the workers, lets the lease end, and settles late: nothing may change.
@@ -180,14 +181,15 @@ async fn stale_settlements_are_refused(tram: &Tramline, recorder: &Recorder) {
         lease: Some(Duration::from_millis(50)),
         suspects: Suspects::Leave,
         share: Share::ALL,
+        known: Known::All,
         single: false,
         now: None,
     };
     let before = recorder.len();
     let Ok(claimed) = store.claim(claim).await else { return };
     let ids: Vec<i64> = claimed.slices.iter().flat_map(|s| s.events.iter().map(|e| e.event.id.0)).collect();
-    let taken_over = |records: &[crate::recorder::Record]| {
-        let later = &records[before..];
+    let taken_over = |log: &Log| {
+        let later = &log.records[before..];
         ids.iter().all(|id| later.iter().any(|r| r.id == *id && r.subscription == UNORDERED))
     };
     if !recorder.wait(PATIENCE, taken_over).await {
@@ -206,11 +208,11 @@ async fn stale_settlements_are_refused(tram: &Tramline, recorder: &Recorder) {
 /// Everything that was acknowledged runs in the end, and all that was recorded is as promised.
 async fn finish(tram: &Tramline, recorder: &Recorder, emitted: &Emitted) {
     for subscription in [UNORDERED, ORDERED] {
-        let wanted: Vec<i64> = emitted.acknowledged.iter().map(|(_, id)| *id).collect();
-        let all_ran = |records: &[crate::recorder::Record]| {
-            let ran: std::collections::HashSet<i64> =
-                records.iter().filter(|r| r.ended && r.subscription == subscription).map(|r| r.id).collect();
-            wanted.iter().all(|id| ran.contains(id))
+        let mut wanted = emitted.acknowledged.iter().map(|(_, id)| *id).peekable();
+        let all_ran = |log: &Log| {
+            let Some(ran) = log.ended(subscription) else { return wanted.peek().is_none() };
+            while wanted.next_if(|id| ran.contains(id)).is_some() {}
+            wanted.peek().is_none()
         };
         recorder.wait(PATIENCE * 3, all_ran).await; // the checks below say what is missing
     }
@@ -263,16 +265,12 @@ impl Crew {
     async fn stop_past_its_lease(&self, victim: usize, recorder: &Recorder) {
         let process = self.processes[victim].id();
         signal("-STOP", process);
-        let before = recorder.len();
-        let beyond = LEASE * 2;
-        recorder
-            .wait(beyond, |records| {
-                records[before.min(records.len())..].iter().any(|late| {
-                    late.process != process
-                        && records[..before].iter().any(|r| r.id == late.id && r.process == process)
-                })
-            })
-            .await;
+        let records = recorder.records();
+        let its: HashSet<i64> = records.iter().filter(|r| r.process == process).map(|r| r.id).collect();
+        let taken_over = |log: &Log| {
+            log.records[records.len()..].iter().any(|late| late.process != process && its.contains(&late.id))
+        };
+        recorder.wait(LEASE * 2, taken_over).await;
         signal("-CONT", process);
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tramline::model::event::Event;
 use tramline::model::id::{EventId, Incarnation};
-use tramline::model::lane::Share;
+use tramline::model::lane::{Known, Share};
 use tramline::model::lease::Lease;
 use tramline::model::outcome::Outcome;
 use tramline::model::rule::RuleKind;
@@ -236,6 +236,7 @@ impl World {
             lease: None,
             suspects: Suspects::TakeOne,
             share: Share::ALL,
+            known: Known::All,
             single: false,
             now: Some(self.now),
         }

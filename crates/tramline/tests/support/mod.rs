@@ -13,11 +13,12 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinHandle;
 use tramline::model::rule::AuditEntry;
 use tramline::store::verbs::*;
 use tramline::{
-    Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, SqliteStore, Store, Subscription,
-    SubscriptionId, Time, Topic, Tramline,
+    Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown, SqliteStore, Store,
+    Subscription, SubscriptionId, Time, Topic, Tramline,
 };
 
 /// Where manual clocks start.
@@ -33,6 +34,16 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnM
     assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "never came true: {what}");
 }
 
+/// Runs a worker in the background.
+pub fn start(worker: tramline::Worker) -> (Shutdown, JoinHandle<Result<()>>) {
+    let shutdown = Shutdown::new();
+    let running = tokio::spawn({
+        let shutdown = shutdown.clone();
+        async move { worker.run(shutdown).await }
+    });
+    (shutdown, running)
+}
+
 /// A store in memory that can be disturbed, with a clock to turn.
 pub struct Bench {
     pub store: Arc<Disturbed>,
@@ -43,6 +54,13 @@ impl Bench {
     pub async fn new() -> Bench {
         let store = SqliteStore::in_memory().await.unwrap();
         Bench { store: Arc::new(Disturbed::new(Arc::new(store))), clock: ManualClock::new(START) }
+    }
+
+    /// Lets a little time pass, but never so much that `end` has passed since the start.
+    pub fn tick_until(&self, end: Duration) {
+        if self.clock.now().since(START) < end {
+            self.clock.advance(Duration::from_millis(100));
+        }
     }
 
     /// A process of its own on the store.

@@ -6,7 +6,7 @@ use super::rows::{apply, lane, slices, write_lanes};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId};
-use crate::model::lane::Lane;
+use crate::model::lane::{Held, Known, Lane};
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
 use crate::model::time::Time;
@@ -48,7 +48,7 @@ pub(super) async fn claim(
         let mut views = candidates(session, claim, outlook, which).await?;
         crowded |= views.len() as i64 == LANES;
         let before: Vec<Lane> = views.values().map(|view| view.lane.clone()).collect();
-        take_over_expired(session, policy, &mut views).await?;
+        take_over_lapsed(session, claim, policy, &mut views).await?;
         let over = take_from(session, claim, outlook, which, &mut views, taker, raw).await?;
         let lanes = views.values().map(|view| &view.lane).zip(&before);
         let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
@@ -93,9 +93,12 @@ async fn candidates(
         LEFT JOIN unnest($7::bigint[], $8::bigint[]) AS b(topic, next) ON b.topic = l.lane >> 12 \
         LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
             AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) r ON r.pos < coalesce(b.next, r.pos + 1) \
+        LEFT JOIN unnest($11::bigint[], $12::bigint[], $13::bool[]) AS k(lane, epoch, closed) \
+            ON k.lane = l.lane AND k.epoch = l.epoch AND l.owner = $3 \
         WHERE l.subscription = $1 AND l.halted_until <= $2 AND (l.owner = 0 OR l.owner = $3 OR l.until <= $2) \
-        AND ($6 IS NULL OR ((l.lane & 4095) % $4 = $5) = $6) \
+        AND ($6 IS NULL OR ((l.lane & 4095) % $4 = $5) = $6) AND k.closed IS NOT TRUE \
         AND (($10 AND r.pos IS NOT NULL) OR (l.owner <> 0 AND l.until <= $2) \
+            OR ($14 AND l.owner = $3 AND k.lane IS NULL) \
             OR ($10 AND EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
                 AND s.lane = l.lane AND s.rank = 0 AND s.pos <= $2)) \
             OR EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2 AND s.lane = l.lane)) \
@@ -104,6 +107,10 @@ async fn candidates(
         Which::Troubled => (!claim.share.help).then_some(true),
         Which::Own => Some(true),
         Which::Others => Some(false),
+    };
+    let held: &[Held] = match &claim.known {
+        Known::All => &[],
+        Known::Only(held) => held,
     };
     let query = session
         .query(sql)
@@ -116,33 +123,38 @@ async fn candidates(
         .bind(outlook.backfills.keys().map(|topic| topic.0).collect::<Vec<i64>>())
         .bind(outlook.backfills.values().map(|chunk| chunk.0).collect::<Vec<i64>>())
         .bind(LANES)
-        .bind(which != Which::Troubled);
+        .bind(which != Which::Troubled)
+        .bind(held.iter().map(|held| held.lane.0).collect::<Vec<i64>>())
+        .bind(held.iter().map(|held| held.epoch).collect::<Vec<i64>>())
+        .bind(held.iter().map(|held| held.closed).collect::<Vec<bool>>())
+        .bind(claim.known != Known::All);
     let rows = session.all(query).await?;
     rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
 }
 
 /// Lanes whose lease has ended: what was taken under it becomes suspect before anything is taken.
-async fn take_over_expired(
+async fn take_over_lapsed(
     session: &mut Session<'_>,
+    claim: &Claim,
     policy: &Policy,
     views: &mut BTreeMap<LaneId, LaneView>,
 ) -> Result<()> {
     let now = session.now;
-    let expired: Vec<LaneId> = views
+    let lapsed: Vec<LaneId> = views
         .values()
-        .filter(|view| view.lane.owner.is_some() && !view.lane.is_held(now))
+        .filter(|view| view.lane.is_lapsed(claim.owner, &claim.known, now))
         .map(|view| view.lane.lane)
         .collect();
-    let Some(id) = views.values().next().map(|view| view.lane.subscription).filter(|_| !expired.is_empty())
+    let Some(id) = views.values().next().map(|view| view.lane.subscription).filter(|_| !lapsed.is_empty())
     else {
         return Ok(());
     };
-    let taken = leased(session, id, &expired).await?;
+    let taken = leased(session, id, &lapsed).await?;
     load_keys(session, views, &taken).await?;
     load_marks(session, views, &taken).await?;
     let mut changes = Changes::default();
     let mut by_lane = group(taken);
-    for lane in expired {
+    for lane in lapsed {
         if let Some(view) = views.get_mut(&lane) {
             take_over(view, by_lane.remove(&lane).unwrap_or_default(), policy, now, &mut changes);
         }

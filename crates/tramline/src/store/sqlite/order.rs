@@ -37,7 +37,7 @@ pub(super) fn claim(
         }
         let mut view = LaneView::new(lane.clone());
         let mut changes = Changes::default();
-        if view.lane.owner.is_some() && !view.lane.is_held(session.now) {
+        if view.lane.is_lapsed(claim.owner, &claim.known, session.now) {
             let leased = leased(session.conn, claim.subscription, view.lane.lane)?;
             load_keys(session, &mut view, leased.iter().map(|slice| slice.chunk), raw)?;
             load_marks(session.conn, &mut view, &leased)?;
@@ -173,10 +173,11 @@ fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
     busy.extend(lanes_with(session, claim.subscription, State::Waiting)?);
     let suspect = lanes_with(session, claim.subscription, State::Suspect)?;
     busy.extend(&suspect);
+    let lapsed = |lane: &Lane| lane.is_lapsed(claim.owner, &claim.known, session.now);
     let mut open: Vec<Lane> = lanes(session.conn, claim.subscription)?
         .into_iter()
-        .filter(|lane| lane.is_open_to(claim.owner, session.now))
-        .filter(|lane| busy.contains(&lane.lane) || (lane.owner.is_some() && !lane.is_held(session.now)))
+        .filter(|lane| lane.is_open_to(claim.owner, &claim.known, session.now))
+        .filter(|lane| busy.contains(&lane.lane) || lapsed(lane))
         .collect();
     let (mut own, mut others): (Vec<Lane>, Vec<Lane>) =
         open.drain(..).partition(|lane| claim.share.prefers(lane.lane));
@@ -188,8 +189,7 @@ fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
         own.append(&mut others);
     }
     if claim.suspects == Suspects::TakeOne {
-        let expired = |lane: &Lane| lane.owner.is_some() && !lane.is_held(session.now);
-        own.sort_by_key(|lane| !suspect.contains(&lane.lane) && !expired(lane));
+        own.sort_by_key(|lane| !suspect.contains(&lane.lane) && !lapsed(lane));
     }
     Ok(own)
 }

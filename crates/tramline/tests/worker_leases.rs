@@ -1,0 +1,244 @@
+//! Leases in a running worker: kept while handlers run, lost when they cannot be kept, and never held by mistake.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use support::{Bench, start, until};
+use tokio::sync::{Notify, mpsc};
+use tramline::{Context, Counts, Event, Kind, Retry, Tramline};
+
+const SECOND: Duration = Duration::from_secs(1);
+const TICK: Duration = Duration::from_millis(100);
+/// A lease whose end no test waits for.
+const LONG: Duration = Duration::from_secs(600);
+
+fn event(payload: &str) -> Event {
+    Event::new("t", payload.to_owned())
+}
+
+async fn counts(tram: &Tramline) -> Counts {
+    tram.stats("w").await.unwrap().counts
+}
+
+#[tokio::test]
+async fn a_lost_lease_cancels_the_handler_and_its_outcome_does_not_count() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let worker = tram.worker("w").topics(["t"]).lease(10 * SECOND).on_any(move |cx: Context| {
+        let tell = tell.clone();
+        async move {
+            tell.send("begun").unwrap();
+            if cx.crashes() == 0 {
+                cx.cancelled().await;
+                assert!(cx.is_cancelled());
+            }
+            tell.send("ended").unwrap();
+        }
+    });
+    tram.emit(event("x")).await.unwrap();
+    let (shutdown, running) = start(worker);
+    assert_eq!(told.recv().await, Some("begun"));
+    bench.store.fail_always("extend", Some(Kind::Unavailable));
+    until("the handler is told", || async {
+        bench.clock.advance(Duration::from_millis(500));
+        !told.is_empty()
+    })
+    .await;
+    assert_eq!(told.recv().await, Some("ended"));
+    bench.store.fail_always("extend", None);
+    // The lease ends in the store too, where it lasted a little longer.
+    bench.clock.advance(10 * SECOND);
+    until("it runs again", || async { told.len() == 2 }).await;
+    until("it is settled", || async { counts(&tram).await.pending() == 0 }).await;
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn leases_are_extended_while_a_handler_runs() {
+    for ordered in [false, true] {
+        let bench = Bench::new().await;
+        let tram = bench.process();
+        let (tell, mut begun) = mpsc::unbounded_channel();
+        let go_on = Arc::new(Notify::new());
+        let may_end = go_on.clone();
+        let name = if ordered { "ordered" } else { "plain" };
+        let worker = tram.worker(name).topics(["t"]).lease(10 * SECOND).on_any(move || {
+            let (tell, go_on) = (tell.clone(), may_end.clone());
+            async move {
+                tell.send(()).unwrap();
+                go_on.notified().await;
+            }
+        });
+        let worker = if ordered { worker.ordered_by_key() } else { worker };
+        worker.subscribe().await.unwrap();
+        tram.emit(event("x").key("k")).await.unwrap();
+        let (shutdown, running) = start(worker);
+        begun.recv().await;
+        let before = bench.store.calls("extend");
+        for n in 1..=5 {
+            bench.clock.advance(4 * SECOND);
+            until("an extension", || async { bench.store.calls("extend") == before + n }).await;
+        }
+        go_on.notify_one();
+        shutdown.start();
+        running.await.unwrap().unwrap();
+        assert_eq!(tram.stats(name).await.unwrap().counts, Counts::default());
+    }
+}
+
+/// The store has given the lane, and nobody here knows. A worker that asked again would hold it for ever.
+#[tokio::test]
+async fn events_whose_claim_was_not_answered_run_before_their_lease_ends() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let worker = tram.worker("w").topics(["t"]).ordered_by_key().lease(LONG).on_any(move |cx: Context| {
+        tell.send((cx.event().payload.to_vec(), cx.crashes())).unwrap();
+        async {}
+    });
+    worker.subscribe().await.unwrap();
+    tram.emit([event("1").key("a"), event("2").key("a")]).await.unwrap();
+    bench.store.lose_answer("claim");
+    let (shutdown, running) = start(worker);
+    until("both are done", || async {
+        bench.tick_until(LONG / 2);
+        counts(&tram).await == Counts::default()
+    })
+    .await;
+    assert_eq!(told.recv().await, Some((b"1".to_vec(), 1)));
+    assert_eq!(told.recv().await, Some((b"2".to_vec(), 1)));
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}
+
+/// The lane is held with one event in hand while the answer with the others is lost: nothing more is taken from it until that
+/// one is settled, and then the others run.
+#[tokio::test]
+async fn an_answer_that_was_lost_while_something_else_of_the_lane_runs_is_made_up_for() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let go_on = Arc::new(Notify::new());
+    let may_end = go_on.clone();
+    let worker = tram.worker("w").topics(["t"]).ordered_by_key().lease(LONG).on_any(move |cx: Context| {
+        let (tell, go_on) = (tell.clone(), may_end.clone());
+        async move {
+            tell.send(cx.event().payload.to_vec()).unwrap();
+            if *cx.event().payload == *b"1" {
+                go_on.notified().await;
+            }
+        }
+    });
+    worker.subscribe().await.unwrap();
+    tram.emit(event("1").key("a")).await.unwrap();
+    let (shutdown, running) = start(worker);
+    assert_eq!(told.recv().await, Some(b"1".to_vec()));
+    bench.store.lose_answer("claim");
+    let claims = bench.store.calls("claim");
+    tram.emit([event("2").key("a"), event("3").key("a")]).await.unwrap();
+    until("the lost claim and another one", || async {
+        bench.tick_until(LONG / 2);
+        bench.store.calls("claim") > claims + 1
+    })
+    .await;
+    assert!(told.try_recv().is_err(), "an event overtook the one that runs");
+    go_on.notify_one();
+    until("all are done", || async {
+        bench.tick_until(LONG / 2);
+        counts(&tram).await == Counts::default()
+    })
+    .await;
+    assert_eq!([told.recv().await, told.recv().await], [Some(b"2".to_vec()), Some(b"3".to_vec())]);
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}
+
+/// A failure stops its key until the store knows of it. When the lease is lost before that, it stops nothing any more.
+#[tokio::test]
+async fn a_failure_that_was_never_settled_does_not_stop_its_key() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    tram.put_topic("t", Some(1), None).await.unwrap(); // one lane, so one lease for all
+    let failures = Arc::new(AtomicU32::new(0));
+    let (count, go_on) = (failures.clone(), Arc::new(Notify::new()));
+    let may_fail = go_on.clone();
+    let worker = tram
+        .worker("w")
+        .topics(["t"])
+        .ordered_by_key()
+        .concurrency(4)
+        .lease(10 * SECOND)
+        .retry(Retry::constant(5, SECOND))
+        .on_any(move |cx: Context| {
+            let (count, go_on) = (count.clone(), may_fail.clone());
+            async move {
+                match &*cx.event().payload {
+                    b"fails" if count.load(Ordering::SeqCst) == 0 => {
+                        go_on.notified().await;
+                        count.fetch_add(1, Ordering::SeqCst);
+                        return Err("once");
+                    }
+                    b"long" if cx.crashes() == 0 => cx.cancelled().await,
+                    _ => {}
+                }
+                Ok(())
+            }
+        });
+    worker.subscribe().await.unwrap();
+    let mut settling = bench.store.hold("settle");
+    let events = [("good", "a"), ("fails", "b"), ("behind", "b"), ("long", "c")];
+    tram.emit(events.map(|(payload, key)| event(payload).key(key))).await.unwrap();
+    let (shutdown, running) = start(worker);
+    // The settler is busy with the first event when the second one fails, so nobody tells the store of that.
+    bench.clock.advance(TICK);
+    settling.begun().await;
+    go_on.notify_one();
+    until("it has failed", || async { failures.load(Ordering::SeqCst) == 1 }).await;
+    bench.store.fail_always("extend", Some(Kind::Unavailable));
+    bench.clock.advance(11 * SECOND);
+    until("the lease is given up", || async { bench.store.calls("extend") > 0 }).await;
+    bench.store.fail_always("extend", None);
+    settling.release();
+    until("everything is done", || async {
+        bench.tick_until(60 * SECOND);
+        counts(&tram).await == Counts::default()
+    })
+    .await;
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}
+
+/// What a dropped run had in hand is nobody's: the next run of the process must not mistake the lane for its own.
+#[tokio::test]
+async fn the_next_run_of_a_process_goes_on_where_a_dropped_one_was() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let worker = || {
+        let tell = tell.clone();
+        tram.worker("w").topics(["t"]).ordered_by_key().lease(LONG).on_any(move |cx: Context| {
+            tell.send(cx.crashes()).unwrap();
+            async move {
+                if cx.crashes() == 0 {
+                    cx.cancelled().await;
+                }
+            }
+        })
+    };
+    worker().subscribe().await.unwrap();
+    tram.emit(event("1").key("a")).await.unwrap();
+    let (_, running) = start(worker());
+    assert_eq!(told.recv().await, Some(0));
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+    tram.emit(event("2").key("a")).await.unwrap();
+    let (shutdown, running) = start(worker());
+    assert_eq!(told.recv().await, Some(1));
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}
