@@ -45,6 +45,25 @@ impl Taker {
 }
 
 impl RawClaim {
+    /// What a claim still wants.
+    pub(crate) fn rest_of(&self, claim: &Claim) -> Claim {
+        let events: u32 = self.slices.iter().map(|slice| slice.mask.count()).sum();
+        let bytes: usize = self.slices.iter().map(|slice| slice.bytes as usize).sum();
+        Claim {
+            max_events: claim.max_events.saturating_sub(events),
+            max_bytes: claim.max_bytes.saturating_sub(bytes),
+            ..claim.clone()
+        }
+    }
+
+    /// What a second look took comes behind what the first one took.
+    pub(crate) fn and(mut self, later: RawClaim) -> RawClaim {
+        self.slices.extend(later.slices);
+        self.chunks.extend(later.chunks);
+        self.decoded.extend(later.decoded);
+        RawClaim { slices: self.slices, chunks: self.chunks, decoded: self.decoded, now: self.now, ..later }
+    }
+
     /// The chunks that still have to be read.
     pub(crate) fn missing(&self) -> BTreeSet<ChunkId> {
         let known = |chunk: &ChunkId| self.chunks.contains_key(chunk) || self.decoded.contains_key(chunk);

@@ -19,6 +19,7 @@ pub(crate) struct Record {
     pub(crate) key: Option<String>,
     pub(crate) skipped: Vec<i64>,
     pub(crate) replayed: bool,
+    pub(crate) crashes: u32,
     /// The number in the payload, which the emitter chose.
     pub(crate) number: u64,
 }

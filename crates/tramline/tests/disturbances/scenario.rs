@@ -2,7 +2,7 @@
 
 use crate::check::{self, Emitted};
 use crate::proxy::{Mode, Proxy};
-use crate::recorder::{Log, Recorder};
+use crate::recorder::{Log, Record, Recorder};
 use crate::worker::{RECORDER, URL, worker};
 use std::collections::HashSet;
 use std::process::{Child, Command};
@@ -187,13 +187,16 @@ async fn stale_settlements_are_refused(tram: &Tramline, recorder: &Recorder) {
     };
     let before = recorder.len();
     let Ok(claimed) = store.claim(claim).await else { return };
-    let ids: Vec<i64> = claimed.slices.iter().flat_map(|s| s.events.iter().map(|e| e.event.id.0)).collect();
+    let events = claimed.slices.iter().flat_map(|s| s.events.iter().map(|e| (e.event.id.0, s.crashes)));
+    let events: Vec<(i64, u32)> = events.collect();
+    // Whoever takes them over sees one crash more. An earlier try of theirs may still be recorded after the claim.
     let taken_over = |log: &Log| {
         let later = &log.records[before..];
-        ids.iter().all(|id| later.iter().any(|r| r.id == *id && r.subscription == UNORDERED))
+        let seen = |r: &Record, id: i64| r.id == id && r.subscription == UNORDERED;
+        events.iter().all(|(id, crashes)| later.iter().any(|r| seen(r, *id) && r.crashes > *crashes))
     };
     if !recorder.wait(PATIENCE, taken_over).await {
-        panic!("events {ids:?} were never taken over");
+        panic!("events {events:?} were never taken over");
     }
     let late = claimed.slices.iter().map(|slice| SettleSlice {
         lease: slice.lease,

@@ -50,6 +50,7 @@ async fn handle(subscription: &'static str, lines: Arc<Lines>, cx: Context) -> R
         key: event.key.as_deref().map(str::to_owned),
         skipped: cx.skipped().iter().map(|id| id.0).collect(),
         replayed: cx.is_replayed(),
+        crashes: cx.crashes(),
         number,
     };
     let mut line = lines.take().await;

@@ -1,7 +1,9 @@
-//! Claim where there is no order. Ordered subscriptions: see [`super::order`].
+//! Claim where there is no order: in one call where that is possible, else step by step. Ordered subscriptions: see
+//! [`super::order`].
 
+use super::PostgresStore;
 use super::order;
-use super::rows::{apply, chunks, slices};
+use super::rows::{apply, chunk_at, chunks, slice, slices};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{ChunkId, SubscriptionId, TopicId};
@@ -16,8 +18,12 @@ use crate::plan::expire::expire;
 use crate::store::claimed::RawClaim;
 use crate::store::verbs::{Claim, Suspects};
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 use std::collections::HashMap;
 
+/// Where the columns of the chunk and of the claim itself begin in a row of `tramline_claim_due`.
+const CHUNK: usize = 16;
+const AT: usize = 22;
 /// How many expired leases one claim looks after.
 const EXPIRED: i64 = 64;
 
@@ -29,6 +35,70 @@ pub(super) struct Outlook {
     pub(super) expired: bool,
     /// There are suspects.
     pub(super) suspects: bool,
+}
+
+impl PostgresStore {
+    /// What most claims come to, in one round trip; see `migrations/0003_claim.sql`.
+    pub(super) async fn claim_due(&self, claim: &Claim, policy: &Policy, version: i64) -> Result<Due> {
+        if policy.is_ordered() || claim.single || claim.max_events == 0 {
+            return Ok(Due::Undecided);
+        }
+        let taker = Taker::new(claim, policy, Time(0));
+        let sql = "SELECT * FROM tramline_claim_due($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+        let query = self
+            .texts
+            .query(sql)
+            .bind(version)
+            .bind(claim.subscription.0)
+            .bind(claim.owner.0)
+            .bind(claim.now.map(|now| now.0))
+            .bind(taker.until.0)
+            .bind(taker.state() as i16)
+            .bind(i64::from(taker.events))
+            .bind(taker.bytes)
+            .bind(slices_wanted(&taker));
+        let rows = if self.texts.pooled {
+            let mut tx = self.begin().await?;
+            let rows = query.fetch_all(&mut *tx).await?;
+            tx.commit().await?;
+            rows
+        } else {
+            query.fetch_all(&mut *self.connection().await?).await?
+        };
+        read_due(&rows, &taker)
+    }
+}
+
+/// What a claim in one round trip came to.
+pub(super) enum Due {
+    /// Nothing was taken: there is more to decide.
+    Undecided,
+    /// All that is due, or as much as was wanted.
+    All(RawClaim),
+    /// Some, and something is left that has to be split.
+    Some(RawClaim),
+}
+
+fn read_due(rows: &[PgRow], taker: &Taker) -> Result<Due> {
+    let Some(first) = rows.first() else { return Ok(Due::Undecided) };
+    let Some(now) = first.try_get::<Option<i64>, _>(AT)? else { return Ok(Due::Undecided) };
+    let mut raw = RawClaim { now: Time(now), until: Time(now + taker.until.0), ..RawClaim::default() };
+    for row in rows {
+        if let Some(chunk) = row.try_get::<Option<i64>, _>(0)? {
+            raw.slices.push(slice(row)?);
+            raw.chunks.insert(ChunkId(chunk), chunk_at(row, CHUNK)?);
+        }
+    }
+    let taken: u32 = raw.slices.iter().map(|slice| slice.mask.count()).sum();
+    let weight: i64 = raw.slices.iter().map(|slice| i64::from(slice.bytes)).sum();
+    if taken == taker.events || weight >= taker.bytes {
+        return Ok(Due::All(raw));
+    }
+    let next = first.try_get::<Option<i64>, _>(AT + 1)?.map(Time);
+    let own = (taken > 0).then_some(raw.until);
+    raw.next_due = [next, own].into_iter().flatten().min();
+    let more: bool = first.try_get(AT + 2)?;
+    Ok(if more { Due::Some(raw) } else { Due::All(raw) })
 }
 
 /// Takes events. Decoding is left to the caller, outside the transaction.

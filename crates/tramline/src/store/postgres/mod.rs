@@ -35,8 +35,10 @@ use crate::model::subscription::{Subscription, Topic};
 use crate::model::time::Time;
 use crate::store::Store;
 use crate::store::catalog::Catalog;
+use crate::store::claimed::RawClaim;
 use crate::store::verbs::*;
 use async_trait::async_trait;
+use claim::Due;
 use look::Proven;
 use session::{Begin, CatalogCache, Planner, Session, Texts};
 use sqlx::pool::PoolConnection;
@@ -154,6 +156,17 @@ impl PostgresStore {
             Err(error) => Err(error),
         };
         planner.restore(tx, &self.texts, settled).await
+    }
+
+    async fn claim_by_steps(&self, claim: &Claim) -> Result<(RawClaim, Arc<Catalog>)> {
+        // At least once needs no sync: a claim that a power cut undoes is simply due again. What is consumed must stay so.
+        let known = self.cache.get();
+        let subscription = known.require_subscription(claim.subscription);
+        let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
+        let begin = Begin { may_be_lost, ..writing(claim.now, claim.subscription) };
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
+            Ok((claim::claim(session, claim).await?, session.catalog.clone()))
+        })
     }
 
     async fn connection(&self) -> Result<PoolConnection<Postgres>> {
@@ -305,15 +318,25 @@ impl Store for PostgresStore {
     }
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
-        // At least once needs no sync: a claim that a power cut undoes is simply due again. What is consumed must stay so.
         let known = self.cache.get();
-        let subscription = known.require_subscription(claim.subscription);
-        let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
-        let begin = Begin { may_be_lost, ..writing(claim.now, claim.subscription) };
-        let (raw, catalog) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
-            Ok((claim::claim(session, &claim).await?, session.catalog.clone()))
-        })?;
-        raw.decode(&catalog)
+        let due = match known.require_subscription(claim.subscription) {
+            Ok(subscription) => self.claim_due(&claim, &subscription.policy, known.version).await?,
+            Err(_) => Due::Undecided, // it may be new
+        };
+        let (first, rest) = match due {
+            Due::All(raw) => return raw.decode(&known),
+            Due::Undecided => (None, claim),
+            Due::Some(raw) => {
+                let rest = raw.rest_of(&claim);
+                (Some(raw), rest)
+            }
+        };
+        match (first, self.claim_by_steps(&rest).await) {
+            (None, claimed) => claimed.and_then(|(raw, catalog)| raw.decode(&catalog)),
+            (Some(first), Ok((raw, catalog))) => first.and(raw).decode(&catalog),
+            // What was taken is taken; the next claim meets the error again.
+            (Some(first), Err(_)) => first.decode(&known),
+        }
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {

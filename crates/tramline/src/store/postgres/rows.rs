@@ -93,14 +93,19 @@ pub(super) async fn write_lanes(session: &mut Session<'_>, lanes: &[&Lane]) -> R
 }
 
 pub(super) fn chunk(row: &PgRow) -> Result<ChunkRow> {
+    chunk_at(row, 1)
+}
+
+/// A chunk whose number is the first column and whose other columns begin at `at`.
+pub(super) fn chunk_at(row: &PgRow, at: usize) -> Result<ChunkRow> {
     Ok(ChunkRow {
         chunk: ChunkId(row.try_get(0)?),
-        topic: TopicId(row.try_get(1)?),
-        emitted_at: Time(row.try_get(2)?),
-        meta: row.try_get(3)?,
-        prevs: row.try_get::<Option<Vec<i64>>, _>(4)?.unwrap_or_default(),
-        mains: row.try_get::<Option<Vec<i64>>, _>(5)?.unwrap_or_default(),
-        body: Bytes::from(row.try_get::<Vec<u8>, _>(6)?),
+        topic: TopicId(row.try_get(at)?),
+        emitted_at: Time(row.try_get(at + 1)?),
+        meta: row.try_get(at + 2)?,
+        prevs: row.try_get::<Option<Vec<i64>>, _>(at + 3)?.unwrap_or_default(),
+        mains: row.try_get::<Option<Vec<i64>>, _>(at + 4)?.unwrap_or_default(),
+        body: Bytes::from(row.try_get::<Vec<u8>, _>(at + 5)?),
     })
 }
 
