@@ -118,7 +118,7 @@ impl Options {
             (None, Opened::Postgres(store)) => {
                 let options: PostgresOptions = self.url.parse()?;
                 match self.listen_url.as_deref().or_else(|| options.listen_url()) {
-                    Some(url) => Arc::new(Channel::new(url, &store.wake_channel())),
+                    Some(url) => Arc::new(Channel::new(url, &store.wake_channel()).with_commits()),
                     None => Arc::new(InProcess::new()),
                 }
             }

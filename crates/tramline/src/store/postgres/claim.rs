@@ -4,7 +4,7 @@
 use super::PostgresStore;
 use super::order;
 use super::rows::{apply, chunk_at, chunks, slice, slices};
-use super::session::Session;
+use super::session::{BY_INDEX, Session};
 use crate::error::Result;
 use crate::model::id::{ChunkId, SubscriptionId, TopicId};
 use crate::model::mask::Mask;
@@ -59,6 +59,7 @@ impl PostgresStore {
             .bind(slices_wanted(&taker));
         let rows = if self.texts.pooled {
             let mut tx = self.begin().await?;
+            self.texts.query(BY_INDEX).execute(&mut *tx).await?;
             let rows = query.fetch_all(&mut *tx).await?;
             tx.commit().await?;
             rows
@@ -75,30 +76,33 @@ pub(super) enum Due {
     Undecided,
     /// All that is due, or as much as was wanted.
     All(RawClaim),
-    /// Some, and something is left that has to be split.
+    /// Some, and something is left: it has to be split, or somebody else has it locked.
     Some(RawClaim),
 }
 
+/// The slices, and the last row with the claim itself.
 fn read_due(rows: &[PgRow], taker: &Taker) -> Result<Due> {
-    let Some(first) = rows.first() else { return Ok(Due::Undecided) };
-    let Some(now) = first.try_get::<Option<i64>, _>(AT)? else { return Ok(Due::Undecided) };
+    let Some((last, rows)) = rows.split_last() else { return Ok(Due::Undecided) };
+    let Some(now) = last.try_get::<Option<i64>, _>(AT)? else { return Ok(Due::Undecided) };
     let mut raw = RawClaim { now: Time(now), until: Time(now + taker.until.0), ..RawClaim::default() };
+    let (mut taken, mut weight) = (0, 0);
     for row in rows {
-        if let Some(chunk) = row.try_get::<Option<i64>, _>(0)? {
-            raw.slices.push(slice(row)?);
-            raw.chunks.insert(ChunkId(chunk), chunk_at(row, CHUNK)?);
-        }
+        let slice = slice(row)?;
+        taken += slice.mask.count();
+        weight += i64::from(slice.bytes);
+        raw.chunks.insert(slice.chunk, chunk_at(row, CHUNK)?);
+        raw.slices.push(slice);
     }
-    let taken: u32 = raw.slices.iter().map(|slice| slice.mask.count()).sum();
-    let weight: i64 = raw.slices.iter().map(|slice| i64::from(slice.bytes)).sum();
     if taken == taker.events || weight >= taker.bytes {
         return Ok(Due::All(raw));
     }
-    let next = first.try_get::<Option<i64>, _>(AT + 1)?.map(Time);
+    if last.try_get::<Option<bool>, _>(AT + 2)? == Some(true) {
+        return Ok(Due::Some(raw));
+    }
+    let next = last.try_get::<Option<i64>, _>(AT + 1)?.map(Time);
     let own = (taken > 0).then_some(raw.until);
     raw.next_due = [next, own].into_iter().flatten().min();
-    let more: bool = first.try_get(AT + 2)?;
-    Ok(if more { Due::Some(raw) } else { Due::All(raw) })
+    Ok(Due::All(raw))
 }
 
 /// Takes events. Decoding is left to the caller, outside the transaction.

@@ -1,15 +1,16 @@
 //! Emit: heads, then numbers, then chunks, slices and heads; see `migrations/0002_emit.sql`.
 
 use super::PostgresStore;
-use super::session::{Begin, CatalogCache, Planner, Session};
+use super::session::{BY_INDEX, Begin, CatalogCache, Planner, Session};
 use super::step::{lost_against_another, waited_too_long};
 use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
-use crate::model::id::{ChunkId, TopicId};
+use crate::model::id::{ChunkId, Incarnation, TopicId};
 use crate::model::time::{Time, millis};
-use crate::plan::emit::{EmitPlan, Link, Numbers, Place};
+use crate::plan::emit::{ChunkPlan, EmitPlan, HeadPlan, Link, Numbers, Place};
 use crate::store::catalog::Catalog;
-use crate::store::verbs::Emission;
+use crate::store::verbs::{Emission, Emit};
+use crate::wake::postgres::{MOST_TOLD, hint};
 use futures_util::future::join_all;
 use sqlx::{PgConnection, Row};
 use std::borrow::Cow;
@@ -27,6 +28,25 @@ const LONGEST_DELAY: i64 = 1_000_000_000_000_000;
 /// How often an emit is planned anew because the catalogue changes.
 pub(super) const TRIES: u32 = 10;
 
+/// How a plan is written.
+#[derive(Default)]
+pub(super) struct With {
+    /// The version of the catalogue of which the plan was made. None: the caller has locked the topics and knows better.
+    pub(super) version: Option<i64>,
+    /// Test time.
+    pub(super) now: Option<Time>,
+    /// How long to wait for a key.
+    pub(super) wait: Option<Duration>,
+    /// Goes to the other processes with the commit.
+    pub(super) hint: Option<String>,
+}
+
+impl With {
+    fn version(version: i64) -> With {
+        With { version: Some(version), ..With::default() }
+    }
+}
+
 pub(super) type Units = Vec<Vec<Event>>;
 /// Units by their place in the call, and what became of them.
 type Answers = Vec<(usize, Result<Emission>)>;
@@ -37,7 +57,13 @@ fn is_keyed(unit: &[Event]) -> bool {
 
 impl PostgresStore {
     /// Stores units. Each gets an answer of its own.
-    pub(super) async fn emit_units(&self, units: Units, now: Option<Time>) -> Result<Vec<Result<Emission>>> {
+    pub(super) async fn emit_units(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
+        let Emit { units, tell_as, now } = emit;
+        if let (Some(sender), [unit]) = (tell_as, &units[..])
+            && !is_keyed(unit)
+        {
+            return self.emit_and_tell(&units, sender, now).await;
+        }
         let mut answers: Vec<Option<Result<Emission>>> = units.iter().map(|_| None).collect();
         // Units with an idempotency key need more steps; the others do not wait for them.
         let (with, without): (Vec<usize>, Vec<usize>) =
@@ -48,6 +74,22 @@ impl PostgresStore {
             answers[at] = Some(answer);
         }
         Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(restless()))).collect())
+    }
+
+    /// A lone emit, whose commit carries the hint. If something is in its way it goes the way of all others.
+    async fn emit_and_tell(
+        &self,
+        units: &[Vec<Event>],
+        sender: Incarnation,
+        now: Option<Time>,
+    ) -> Result<Vec<Result<Emission>>> {
+        match self.emit_plain(units, now, GROUP_WAIT, Some(sender)).await {
+            Err(error) if waited_too_long(&error) || lost_against_another(&error) => {
+                let answers = self.emit_all(units, vec![0], now).await;
+                Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+            }
+            answers => answers,
+        }
     }
 
     /// Together if possible. Units whose keys are locked by somebody else's open transaction are set aside: the others go
@@ -110,7 +152,7 @@ impl PostgresStore {
         loop {
             let result = match keyed {
                 true => self.emit_keyed(&group, now, wait).await,
-                false => self.emit_plain(&group, now, wait).await,
+                false => self.emit_plain(&group, now, wait, None).await,
             };
             match result {
                 Err(error) if lost_against_another(&error) && tries < 3 => tries += 1,
@@ -126,6 +168,7 @@ impl PostgresStore {
         units: &[Vec<Event>],
         now: Option<Time>,
         wait: Duration,
+        tell_as: Option<Incarnation>,
     ) -> Result<Vec<Result<Emission>>> {
         for _ in 0..TRIES {
             self.create_topics(units.iter().flatten().map(Event::topic)).await?;
@@ -133,16 +176,23 @@ impl PostgresStore {
             let catalog = self.catalog(&mut conn).await?;
             let Some(plan) = self.plan(units, &catalog) else { continue };
             let version = Some(catalog.version);
+            let told = tell_as.filter(|_| plan.wake(0).len() <= MOST_TOLD);
+            let hint = told.map(|sender| hint(sender, plan.wake(0)));
+            let with = With { version, now, wait: Some(wait), hint };
             let stored = if self.texts.pooled {
                 let mut tx = sqlx::Connection::begin(&mut *conn).await?;
-                let stored = self.store(&mut tx, &plan, version, now, Some(wait)).await?;
+                self.texts.query(BY_INDEX).execute(&mut *tx).await?;
+                let stored = self.store(&mut tx, &plan, with).await?;
                 tx.commit().await?;
                 stored
             } else {
-                self.store(&mut conn, &plan, version, now, Some(wait)).await?
+                self.store(&mut conn, &plan, with).await?
             };
             if let Some(numbers) = stored {
-                return Ok(numbers.emissions(&plan, units.len()).into_iter().map(Ok).collect());
+                let emissions = numbers.emissions(&plan, units.len()).into_iter();
+                return Ok(emissions
+                    .map(|emission| Ok(Emission { told: told.is_some(), ..emission }))
+                    .collect());
             }
             self.cache.set(Arc::default());
         }
@@ -167,7 +217,8 @@ impl PostgresStore {
         let cache = CatalogCache::default();
         cache.set(self.cache.get());
         for _ in 0..TRIES {
-            let mut session = Session::new(conn, &self.texts, &cache, Begin::default()).await?;
+            let mut session =
+                Session::new(conn, &self.texts, &cache, Begin { foreign: true, ..Begin::default() }).await?;
             let catalog = session.catalog.clone();
             let Some(plan) = self.plan(units, &catalog) else {
                 // The shared cache may know a topic that is gone.
@@ -181,7 +232,7 @@ impl PostgresStore {
                     return answers.pop().unwrap_or_else(|| Err(restless()));
                 }
             } else if let Some(numbers) =
-                self.store(session.conn, &plan, Some(catalog.version), None, None).await?
+                self.store(session.conn, &plan, With::version(catalog.version)).await?
                 && let Some(emission) = numbers.emissions(&plan, 1).pop()
             {
                 return Ok(emission);
@@ -197,18 +248,19 @@ impl PostgresStore {
         known.then(|| EmitPlan::new(units, catalog.views(), self.spread.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Calls the function that writes a plan. `None` when the plan was made from another `version` of the catalogue than the
-    /// stored one; callers that have locked the topics and know better pass none.
+    /// Calls the function that writes a plan. `None` when the plan was made from another version of the catalogue than the
+    /// stored one.
     pub(super) async fn store(
         &self,
         conn: &mut PgConnection,
         plan: &EmitPlan,
-        version: Option<i64>,
-        now: Option<Time>,
-        wait: Option<Duration>,
+        with: With,
     ) -> Result<Option<Stored>> {
+        if let Some(one) = One::of(plan) {
+            return self.store_one(conn, one, with).await;
+        }
         let sql = "SELECT stored_at, chunks, heads FROM tramline_emit_group($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, \
-                   $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)";
+                   $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)";
         let topics: BTreeSet<i64> = plan.chunks.iter().map(|chunk| chunk.topic.0).collect();
         let (heads, chunks) = (&plan.heads, &plan.chunks);
         let (first_prevs, prevs) = links(chunks.iter().map(|chunk| &chunk.prevs[..]));
@@ -218,20 +270,12 @@ impl PostgresStore {
             .enumerate()
             .flat_map(|(at, chunk)| chunk.slices.iter().map(move |slice| (at as i32 + 1, slice)))
             .collect();
-        let after = |due: Due| match due {
-            Due::After(delay) => Some(millis(delay).min(LONGEST_DELAY)),
-            Due::At(_) => None,
-        };
-        let at = |due: Due| match due {
-            Due::After(_) => None,
-            Due::At(time) => Some(time.0),
-        };
         let query = self
             .texts
             .query(sql)
-            .bind(version)
-            .bind(now.map(|now| now.0))
-            .bind(wait.map(millis))
+            .bind(with.version)
+            .bind(with.now.map(|now| now.0))
+            .bind(with.wait.map(millis))
             .bind(topics.into_iter().collect::<Vec<i64>>())
             .bind(heads.iter().map(|head| head.topic.0).collect::<Vec<i64>>())
             .bind(heads.iter().map(|head| head.key.clone()).collect::<Vec<String>>())
@@ -257,13 +301,42 @@ impl PostgresStore {
             .bind(slices.iter().map(|(_, slice)| i64::from(slice.priority)).collect::<Vec<i64>>())
             .bind(slices.iter().map(|(_, slice)| after(slice.due)).collect::<Vec<Option<i64>>>())
             .bind(slices.iter().map(|(_, slice)| at(slice.due)).collect::<Vec<Option<i64>>>())
-            .bind(slices.iter().map(|(_, slice)| slice.mask.to_i64()).collect::<Vec<i64>>());
+            .bind(slices.iter().map(|(_, slice)| slice.mask.to_i64()).collect::<Vec<i64>>())
+            .bind(with.hint);
         let row = query.fetch_one(conn).await?;
         if row.try_get::<Option<i64>, _>(0)?.is_none() {
             return Ok(None);
         }
         let chunks: Vec<i64> = row.try_get::<Option<Vec<i64>>, _>(1)?.unwrap_or_default();
         Ok(Some(Stored { chunks: chunks.into_iter().map(ChunkId).collect(), heads: row.try_get(2)? }))
+    }
+
+    async fn store_one(&self, conn: &mut PgConnection, one: One<'_>, with: With) -> Result<Option<Stored>> {
+        let sql = "SELECT stored_at, new_chunk, prev FROM tramline_emit_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
+                   $12, $13, $14, $15)";
+        let One { chunk, head, due } = one;
+        let query = self
+            .texts
+            .query(sql)
+            .bind(with.version)
+            .bind(with.now.map(|now| now.0))
+            .bind(with.wait.map(millis))
+            .bind(chunk.topic.0)
+            .bind(head.map(|head| head.key.clone()))
+            .bind(head.and_then(|head| head.state.as_ref()).map(|state| state.to_vec()))
+            .bind(chunk.bytes.cast_signed())
+            .bind(chunk.encoded.meta.clone())
+            .bind(chunk.encoded.body.clone())
+            .bind(after(due))
+            .bind(at(due))
+            .bind(chunk.slices.iter().map(|slice| slice.subscription.0).collect::<Vec<i64>>())
+            .bind(chunk.slices.iter().map(|slice| slice.lane.0).collect::<Vec<i64>>())
+            .bind(chunk.slices.iter().map(|slice| i64::from(slice.priority)).collect::<Vec<i64>>())
+            .bind(with.hint);
+        let row = query.fetch_one(conn).await?;
+        let Some(chunk) = row.try_get::<Option<i64>, _>(1)? else { return Ok(None) };
+        let heads = row.try_get::<Option<i64>, _>(2)?.into_iter().collect();
+        Ok(Some(Stored { chunks: vec![ChunkId(chunk)], heads }))
     }
 
     /// Which keys of events somebody else has locked at this moment. Nothing stays locked.
@@ -320,6 +393,36 @@ fn named(event: &Event, catalog: &Catalog) -> Option<(TopicId, String)> {
     Some((catalog.topic(&event.topic)?.id, event.key.clone()?))
 }
 
+/// A plan of one event.
+struct One<'p> {
+    chunk: &'p ChunkPlan,
+    head: Option<&'p HeadPlan>,
+    due: Due,
+}
+
+impl<'p> One<'p> {
+    fn of(plan: &'p EmitPlan) -> Option<One<'p>> {
+        let [chunk] = &plan.chunks[..] else { return None };
+        let due = chunk.slices.first().map_or(Due::After(Duration::ZERO), |slice| slice.due);
+        let plain = chunk.count == 1 && chunk.mains.iter().all(|main| *main == Link::None);
+        plain.then_some(One { chunk, head: plan.heads.first(), due })
+    }
+}
+
+fn after(due: Due) -> Option<i64> {
+    match due {
+        Due::After(delay) => Some(millis(delay).min(LONGEST_DELAY)),
+        Due::At(_) => None,
+    }
+}
+
+fn at(due: Due) -> Option<i64> {
+    match due {
+        Due::After(_) => None,
+        Due::At(time) => Some(time.0),
+    }
+}
+
 /// The numbers that a plan got.
 pub(super) struct Stored {
     chunks: Vec<ChunkId>,
@@ -332,6 +435,7 @@ impl Stored {
         let emission = |at| Emission {
             events: plan.emitted(at, &numbers),
             wake: plan.wake(at).to_vec(),
+            told: false,
             repeated: false,
         };
         (0..units).map(emission).collect()

@@ -1,7 +1,7 @@
 //! Emits with an idempotency key: the same key gives the first receipt.
 
 use super::PostgresStore;
-use super::emit::{TRIES, Units, restless};
+use super::emit::{TRIES, Units, With, restless};
 use super::session::{Begin, Session};
 use crate::error::Result;
 use crate::model::event::Event;
@@ -73,7 +73,8 @@ impl PostgresStore {
             let Some(plan) = self.plan(&new, &catalog) else { return Ok(None) };
             // The topics are locked: what the plan was made from is still so.
             let now = Some(session.now);
-            let Some(numbers) = self.store(session.conn, &plan, None, now, None).await? else {
+            let Some(numbers) = self.store(session.conn, &plan, With { now, ..With::default() }).await?
+            else {
                 return Ok(None);
             };
             emissions = numbers.emissions(&plan, new.len());

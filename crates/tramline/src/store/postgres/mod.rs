@@ -40,7 +40,7 @@ use crate::store::verbs::*;
 use async_trait::async_trait;
 use claim::Due;
 use look::Proven;
-use session::{Begin, CatalogCache, Planner, Session, Texts};
+use session::{BY_INDEX_FOR_EVER, Begin, CatalogCache, Planner, Session, Texts};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Transaction};
@@ -62,6 +62,7 @@ const PATIENCE: &str = "SET LOCAL lock_timeout = '1s'";
 #[derive(Debug)]
 pub struct PostgresStore {
     pool: PgPool,
+    for_callers: PgPool,
     texts: Texts,
     cache: CatalogCache,
     proven: Proven,
@@ -82,6 +83,11 @@ impl PostgresStore {
         if options.pooled {
             connect = connect.statement_cache_capacity(0);
         }
+        let for_callers = PgPoolOptions::new()
+            .max_connections(options.max_connections)
+            .acquire_timeout(ACQUIRE)
+            .connect_lazy_with(connect.clone());
+        let pooled = options.pooled;
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(ACQUIRE)
@@ -91,11 +97,20 @@ impl PostgresStore {
                     if about.idle_for < STALE { Ok(true) } else { conn.ping().await.map(|()| true) }
                 })
             })
+            .after_connect(move |conn, _| {
+                Box::pin(async move {
+                    if !pooled {
+                        sqlx::raw_sql(BY_INDEX_FOR_EVER).execute(conn).await?;
+                    }
+                    Ok(())
+                })
+            })
             .connect_with(connect)
             .await?;
         let schema = migrate::run(&mut *pool.acquire().await?, options.schema.as_deref()).await?;
         Ok(PostgresStore {
             pool,
+            for_callers,
             texts: Texts::new(schema, options.pooled),
             cache: CatalogCache::default(),
             proven: Proven::default(),
@@ -121,9 +136,9 @@ impl PostgresStore {
         self.texts.text(claim::DUE)
     }
 
-    /// The pool of connections, for callers that keep their own tables in the same database.
+    /// A pool of connections for callers that keep their own tables in the same database. Connects when it is first used.
     pub fn pool(&self) -> &PgPool {
-        &self.pool
+        &self.for_callers
     }
 
     /// Emits in the caller's own transaction. Nothing is stored unless the caller commits; then it should wake the workers
@@ -150,7 +165,7 @@ impl PostgresStore {
         let cache = CatalogCache::default();
         cache.set(self.cache.get());
         let planner = Planner::save(tx, &self.texts).await?;
-        let begin = writing(settle.now, settle.subscription);
+        let begin = Begin { foreign: true, ..writing(settle.now, settle.subscription) };
         let settled = match Session::new(tx, &self.texts, &cache, begin).await {
             Ok(mut session) => settle::settle(&mut session, &settle).await,
             Err(error) => Err(error),
@@ -232,7 +247,7 @@ impl PostgresStore {
 
 /// A step that writes slices of a subscription.
 fn writing(now: Option<Time>, subscription: SubscriptionId) -> Begin {
-    Begin { now, subscription: Some(subscription), may_be_lost: false }
+    Begin { now, subscription: Some(subscription), ..Begin::default() }
 }
 
 fn reading(now: Option<Time>) -> Begin {
@@ -314,7 +329,7 @@ impl Store for PostgresStore {
     }
 
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        self.emit_units(emit.units, emit.now).await
+        self.emit_units(emit).await
     }
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
@@ -442,6 +457,7 @@ impl Store for PostgresStore {
     }
 
     async fn close(&self) {
+        self.for_callers.close().await;
         self.pool.close().await;
     }
 }

@@ -108,7 +108,19 @@ pub(super) struct Begin {
     pub(super) subscription: Option<SubscriptionId>,
     /// True when a power cut may undo the step: its commit waits for no disk.
     pub(super) may_be_lost: bool,
+    /// True for a connection that is not of the store's own pool.
+    pub(super) foreign: bool,
 }
+
+/// Every statement here finds its rows by an index, a few at a time. The server must not think otherwise: a queue's tables
+/// grow from nothing to millions of rows between two looks of its statistics, and a plan that was made for nothing would
+/// read all of them for each row. So all other ways are switched off; and compiling and planning again for every length of
+/// an array, which take longer than any of them runs. Own connections are told once, others for each transaction.
+pub(super) const BY_INDEX: &str = "SELECT set_config('enable_seqscan', 'off', true), \
+    set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), \
+    set_config('plan_cache_mode', 'force_generic_plan', true)";
+pub(super) const BY_INDEX_FOR_EVER: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; \
+    SET enable_mergejoin = off; SET jit = off; SET plan_cache_mode = force_generic_plan";
 
 /// One step inside a transaction.
 pub(super) struct Session<'c> {
@@ -120,11 +132,6 @@ pub(super) struct Session<'c> {
 
 impl<'c> Session<'c> {
     /// Begins a step in a transaction.
-    ///
-    /// Every statement here finds its rows by an index, a few at a time. The server must not think otherwise: a queue's tables
-    /// grow from nothing to millions of rows between two looks of its statistics, and a plan that was made for nothing
-    /// would read all of them for each row. So all other ways are switched off, until the transaction ends; and compiling
-    /// and planning again for every length of an array, which take longer than any of them runs.
     pub(super) async fn new(
         conn: &'c mut PgConnection,
         texts: &'c Texts,
@@ -133,10 +140,10 @@ impl<'c> Session<'c> {
     ) -> Result<Session<'c>> {
         let sql = "SELECT coalesce($1, tramline_now()), (SELECT value FROM tramline_meta WHERE name = 'catalog'), \
                    CASE WHEN $3 THEN set_config('synchronous_commit', 'off', true) END, \
-                   set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true), \
-                   set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), \
-                   set_config('plan_cache_mode', 'force_generic_plan', true), \
                    pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, $2::int)";
+        if texts.pooled || begin.foreign {
+            texts.query(BY_INDEX).execute(&mut *conn).await?;
+        }
         let row = texts
             .query(sql)
             .bind(begin.now.map(|now| now.0))

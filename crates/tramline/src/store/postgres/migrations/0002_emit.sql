@@ -36,20 +36,19 @@ END $$;
 -- is older than the locks it waits for. Events of the plan are named by (chunk of the plan, from 1) * 64 + index; a
 -- negative link names a head of the plan. The links of a chunk begin at first_prevs and first_mains, NULL for none.
 -- stored_at is NULL, and nothing is written, when the plan was made from another version of the catalogue.
+--
+-- Rows are found by their keys. Plans that were made when the tables were empty must not think of another way, and one
+-- plan serves arrays of any length, because planning anew takes longer than running. The caller sees to that: a SET here
+-- would cost as much as one of the statements.
 CREATE FUNCTION tramline_emit_group(
     plan_version bigint, at_time bigint, wait_ms bigint, topics bigint[],
     head_topics bigint[], head_keys text[], head_lasts bigint[], head_states bytea[],
     chunk_topics bigint[], chunk_counts int[], chunk_bytes int[], chunk_metas text[], chunk_bodies bytea[],
     first_prevs int[], prevs bigint[], first_mains int[], mains bigint[],
     slice_chunks int[], slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[],
-    slice_afters bigint[], slice_ats bigint[], slice_masks bigint[],
+    slice_afters bigint[], slice_ats bigint[], slice_masks bigint[], hint text DEFAULT NULL,
     OUT stored_at bigint, OUT chunks bigint[], OUT heads bigint[]
-) LANGUAGE plpgsql
--- Rows are found by their keys. Plans that were made when the tables were empty must not think of another way, and one
--- plan serves arrays of any length: planning anew takes longer than running.
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
-SET plan_cache_mode = force_generic_plan
-AS $$
+) LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
     version bigint;
@@ -109,6 +108,52 @@ BEGIN
         FROM unnest(head_topics, head_keys, head_lasts, head_states) AS k(topic, key, last, state)
         WHERE h.topic = k.topic AND h.key = k.key;
     END IF;
+    IF hint IS NOT NULL THEN
+        PERFORM pg_notify('tramline_wake', hint);
+    END IF;
+END $$;
+
+-- The same for a plan of one event: what most emits come to, without arrays.
+CREATE FUNCTION tramline_emit_one(
+    plan_version bigint, at_time bigint, wait_ms bigint, topic_id bigint, event_key text, event_state bytea,
+    weight int, chunk_meta text, chunk_body bytea, after_ms bigint, due bigint,
+    slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[], hint text,
+    OUT stored_at bigint, OUT new_chunk bigint, OUT prev bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    version bigint;
+    due_time bigint;
+BEGIN
+    PERFORM set_config('lock_timeout', wait_ms::text, true)
+    WHERE wait_ms IS NOT NULL;
+    version := tramline_lock_topics(ARRAY[topic_id]);
+    IF version <> plan_version THEN
+        RETURN;
+    END IF;
+    IF event_key IS NOT NULL THEN
+        SELECT h.last_id INTO prev FROM tramline_head h WHERE h.topic = topic_id AND h.key = event_key FOR UPDATE;
+        IF NOT FOUND THEN
+            INSERT INTO tramline_head (topic, key, last_id) VALUES (topic_id, event_key, 0) ON CONFLICT DO NOTHING;
+            SELECT h.last_id INTO prev FROM tramline_head h WHERE h.topic = topic_id AND h.key = event_key FOR UPDATE;
+        END IF;
+    END IF;
+    stored_at := coalesce(at_time, tramline_now());
+    new_chunk := nextval('tramline_chunk_number');
+    due_time := coalesce(stored_at + after_ms, greatest(due, stored_at));
+    INSERT INTO tramline_chunk (chunk, topic, emitted_at, count, bytes, meta, prevs, body)
+    VALUES (new_chunk, topic_id, stored_at, 1, weight, chunk_meta,
+        CASE WHEN event_key IS NOT NULL THEN ARRAY[prev] END, chunk_body);
+    INSERT INTO tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes)
+    SELECT new_chunk, s.subscription, 0, s.lane, s.rank, CASE WHEN s.lane = 0 THEN due_time ELSE new_chunk END, 1,
+        due_time, weight
+    FROM unnest(slice_subscriptions, slice_lanes, slice_ranks) AS s(subscription, lane, rank);
+    IF event_key IS NOT NULL THEN
+        UPDATE tramline_head h SET last_id = new_chunk * 64, state = coalesce(event_state, h.state)
+        WHERE h.topic = topic_id AND h.key = event_key;
+    END IF;
+    IF hint IS NOT NULL THEN
+        PERFORM pg_notify('tramline_wake', hint);
+    END IF;
 END $$;
 
 -- Emits one event from any language, in the caller's own transaction, and gives its id. Everything that an emit does is
@@ -119,7 +164,10 @@ CREATE FUNCTION tramline_emit(
     topic text, payload bytea, type text DEFAULT '', key text DEFAULT NULL,
     content_type text DEFAULT 'application/json', headers jsonb DEFAULT NULL,
     delay_ms bigint DEFAULT 0, priority int DEFAULT 5
-) RETURNS bigint LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET plan_cache_mode = force_generic_plan
+AS $$
 #variable_conflict use_column
 DECLARE
     topic_name constant text := topic;
