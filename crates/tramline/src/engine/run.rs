@@ -13,7 +13,7 @@ use crate::engine::shutdown::Shutdown;
 use crate::engine::tramline::Tramline;
 use crate::engine::{keeper, runner, settle};
 use crate::error::Result;
-use crate::model::id::EventId;
+use crate::model::id::{EventId, LaneId};
 use crate::model::lease::Lease;
 use crate::model::outcome::Outcome;
 use crate::model::subscription::Subscription;
@@ -253,12 +253,18 @@ pub(crate) async fn drive(run: Arc<Run>, until: Until) -> Result<u64> {
 /// Gives back at once what no handler has begun. Gives leases of which a part has to be given back later.
 async fn give_back_unstarted(run: &Run) -> Vec<Lease> {
     let tasks = run.dispatch.close();
+    // A lane goes back as a whole: if this process ended with a later slice in hand, an earlier one that it gave back would have
+    // to run after it.
+    let in_hand = run.ledger.all();
+    let lanes: HashSet<LaneId> =
+        in_hand.iter().filter(|hand| hand.is_started()).map(|hand| hand.lease.lane).collect();
     let mut whole = HashSet::new();
     let mut later = HashSet::new();
     let mut count = 0;
     for task in tasks {
         let hand = task.hand.clone();
-        if !hand.is_started() {
+        let begun = hand.is_started() || (run.is_ordered() && lanes.contains(&hand.lease.lane));
+        if !begun {
             run.ledger.remove(&hand);
             hand.set_aside(task.at);
             whole.insert(hand.lease);

@@ -22,17 +22,45 @@ pub fn take_over(view: &mut LaneView, leased: Vec<Slice>, policy: &Policy, now: 
     view.lane.until = Time(0);
 }
 
+/// The ready slices of a lane that come before its suspects, as far as they do; these run first. There are some when a worker
+/// gave back an early slice and ended with a later one in hand. `suspects` are all of the lowest chunk that has any, `ready`
+/// the first ready slices, sorted, whole chunks. What is cut off stays ready.
+pub fn before_suspects(ready: &[Slice], suspects: &[Slice], changes: &mut Changes) -> Vec<Slice> {
+    let Some(first) = suspects.iter().filter_map(|slice| slice.events().next()).min() else {
+        return Vec::new();
+    };
+    let mut earlier = Vec::new();
+    for slice in ready.iter().take_while(|slice| slice.chunk <= first.chunk()) {
+        let limit = if slice.chunk < first.chunk() { Mask::CAPACITY } else { first.index() };
+        let mask = slice.mask.and(Mask::first(limit));
+        let rest = slice.mask.minus(mask);
+        if mask.is_empty() {
+            continue;
+        }
+        let cut = Slice { mask, ..slice.clone() };
+        if !rest.is_empty() {
+            changes.update.push(cut.clone());
+            changes.insert.push(slice.part(rest));
+        }
+        earlier.push(cut);
+    }
+    earlier
+}
+
 /// Takes one part of the first suspects of a lane. `suspects` are all of the lowest chunk that has any; the view knows their
 /// keys. Gives nothing when all of them wait behind their keys: they are set aside now, and there may be others.
 ///
-/// Of several slices in the chunk only one is taken, and of that one only what comes before the first event of the others:
-/// together they are one sequence.
+/// Of several slices in the chunk only one is taken, and of that one only what comes before the first event of the others,
+/// be they suspect or `ready`: together they are one sequence.
 pub fn take_suspect(
     view: &mut LaneView,
     suspects: Vec<Slice>,
+    ready: &[Slice],
     taker: &mut Taker,
     changes: &mut Changes,
 ) -> Option<Slice> {
+    let same_chunk = |slice: &&Slice| suspects.first().is_some_and(|suspect| suspect.chunk == slice.chunk);
+    let next_ready = ready.iter().filter(same_chunk).filter_map(|slice| slice.mask.lowest()).min();
     let mut free: Vec<(Slice, Mask)> = Vec::with_capacity(suspects.len());
     for suspect in suspects {
         let mask = set_aside(view, &suspect, changes);
@@ -43,7 +71,8 @@ pub fn take_suspect(
         }
     }
     free.sort_by_key(|(_, mask)| mask.lowest());
-    let next = free.get(1).and_then(|(_, mask)| mask.lowest()).unwrap_or(Mask::CAPACITY);
+    let next_suspect = free.get(1).and_then(|(_, mask)| mask.lowest());
+    let next = next_suspect.into_iter().chain(next_ready).min().unwrap_or(Mask::CAPACITY);
     let mut free = free.into_iter();
     let (suspect, mask) = free.next()?;
     for (other, mask) in free.filter(|(other, mask)| other.mask != *mask) {

@@ -8,14 +8,22 @@ use crate::plan::{Changes, LaneView};
 
 /// A leased slice goes back as if it had never been claimed.
 pub fn release(slice: Slice, now: Time, lane: Option<&mut LaneView>, changes: &mut Changes) {
-    if let Some(view) = lane {
+    let held = lane.is_some_and(|view| {
         view.lane.leased -= 1;
         view.let_go();
-    }
+        view.lane.owner.is_some()
+    });
     changes.wake = true;
     // A suspect that was given back is still one: it has not shown yet that it is harmless.
     let state = if slice.crashes > 0 { State::Suspect } else { State::Ready };
-    changes.update.push(Slice { state, due_at: now, owner: Default::default(), ..slice });
+    let free = Slice { state, due_at: now, owner: Default::default(), ..slice };
+    if held {
+        // Its holder may take it again under the same epoch; a new row makes that another lease.
+        changes.delete.push((free.chunk, free.id));
+        changes.insert.push(free.part(free.mask));
+    } else {
+        changes.update.push(free);
+    }
 }
 
 /// Takes `mask` out of a slice that nobody has claimed. What is left stays as it is.

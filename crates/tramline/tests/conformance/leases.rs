@@ -15,6 +15,7 @@ conformance![
     a_release_is_not_counted,
     releasing_a_lost_lease_changes_nothing,
     a_released_lease_settles_nothing,
+    a_released_lease_settles_nothing_even_if_its_lane_stays_and_the_event_is_claimed_again,
     what_was_settled_before_a_release_stays_settled,
     a_released_lane_is_free,
     a_lease_survives_being_written_down,
@@ -172,6 +173,17 @@ async fn a_released_lease_settles_nothing(bed: Bed) {
         assert!(!queue.done(&released).await, "{name}");
         assert_eq!(queue.counts().await, Counts { ready: 1, ..Counts::default() }, "{name}");
     }
+}
+
+async fn a_released_lease_settles_nothing_even_if_its_lane_stays_and_the_event_is_claimed_again(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    bed.emit_keys(&["a", "b"]).await;
+    let (first, second) = (queue.claim(1).await, queue.claim(1).await);
+    queue.release(&second).await;
+    let again = queue.claim(1).await;
+    assert_eq!(ids(&again), ids(&second));
+    assert!(!queue.done(&second).await);
+    assert!(queue.done(&again).await && queue.done(&first).await);
 }
 
 async fn what_was_settled_before_a_release_stays_settled(bed: Bed) {

@@ -19,6 +19,8 @@ conformance![
     suspects_of_a_key_wait_for_one_that_is_retried,
     suspects_of_a_key_wait_for_one_that_is_held,
     suspects_of_a_key_keep_their_order_across_due_times,
+    what_was_given_back_runs_before_later_suspects,
+    what_was_given_back_runs_before_later_suspects_of_the_same_chunk,
     a_quarantined_event_is_a_gap_for_its_key,
 ];
 
@@ -234,6 +236,41 @@ async fn suspects_of_a_key_keep_their_order_across_due_times(bed: Bed) {
     assert_eq!(sorted_ids(&queue.claim(10).await), emitted);
     bed.pass(LEASE);
     assert_eq!(queue.drain().await, emitted);
+}
+
+/// A worker gives back the first of two slices, and ends with the second one in hand.
+async fn what_was_given_back_runs_before_later_suspects(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let emitted = bed.emit_keys(&["a", "a", "b"]).await;
+    let mut claimed = queue.claim(3).await;
+    claimed.slices.sort_by_key(|slice| slice.events[0].event.id);
+    claimed.slices.truncate(1);
+    queue.release(&claimed).await;
+    bed.pass(LEASE);
+    let busy = queue.take(Claim { suspects: Suspects::Leave, ..queue.wish(10) }).await;
+    assert_eq!(ids(&busy), emitted[..1]);
+    assert!(busy.suspects_wait);
+    assert!(queue.done(&busy).await);
+    assert_eq!(queue.drain().await, emitted[1..]);
+}
+
+async fn what_was_given_back_runs_before_later_suspects_of_the_same_chunk(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    for given_back in 0..2 {
+        let late = || keyed("a").delay(seconds(1));
+        let events = vec![keyed("a"), late(), keyed("a"), late()];
+        let emitted: Vec<EventId> = bed.emit_together(events).await.iter().map(|event| event.id).collect();
+        bed.pass(seconds(1));
+        let mut claimed = queue.claim(10).await;
+        assert_eq!(sorted_ids(&claimed), emitted);
+        claimed.slices.sort_by_key(|slice| slice.events[0].event.id);
+        // The first and the third event are in one slice, the other two in another.
+        claimed.slices = vec![claimed.slices.swap_remove(given_back)];
+        queue.release(&claimed).await;
+        bed.pass(LEASE);
+        let order = queue.drain().await;
+        assert_eq!(order, emitted, "slice {given_back} was given back");
+    }
 }
 
 async fn a_quarantined_event_is_a_gap_for_its_key(bed: Bed) {

@@ -1,6 +1,6 @@
 //! Whether a claim was allowed, and whether more was due.
 
-use crate::model::{Held, Place, Sub};
+use crate::model::{Held, Item, Place, Sub};
 use std::collections::BTreeSet;
 use tramline::model::id::{EventId, Incarnation};
 use tramline::model::lane::Share;
@@ -39,7 +39,8 @@ fn ids(claimed: &Claimed) -> Vec<EventId> {
     claimed.slices.iter().flat_map(|slice| &slice.events).map(|event| event.event.id).collect()
 }
 
-/// Suspects run alone, and only where they were asked for; an idle worker takes one before anything else.
+/// Suspects run alone, and only where they were asked for; an idle worker takes one before anything else but what comes before
+/// it in its lane.
 fn judge_suspects(sub: &Sub, claim: &Claim, claimed: &Claimed, now: Time) {
     let name = &sub.name;
     let suspects = claimed.slices.iter().filter(|slice| slice.crashes > 0).count();
@@ -188,7 +189,15 @@ fn suspect_for(sub: &Sub, claim: &Claim, now: Time) -> Option<EventId> {
         let lane = &sub.lanes[if sub.is_ordered() { sub.lane_of(*id) } else { 0 }];
         let held = lane.holder.is_some_and(|(_, until)| until > now);
         let open = !sub.is_ordered() || (!held && lane.halted.1 <= now);
-        crashed && open && sub.pending_before(*id).next().is_none()
+        let first = !sub.is_ordered() || !has_free_before(sub, *id);
+        crashed && open && first && sub.pending_before(*id).next().is_none()
     };
     sub.items.keys().copied().find(suspect)
+}
+
+/// True if something in the lane of a suspect comes before it and is no suspect itself.
+fn has_free_before(sub: &Sub, id: EventId) -> bool {
+    let free = |item: &Item| matches!(item.place, Place::Free { .. }) && item.crashes == 0;
+    let same_lane = |other: EventId| sub.lane_of(other) == sub.lane_of(id);
+    sub.items.range(..id).any(|(other, item)| free(item) && same_lane(*other))
 }

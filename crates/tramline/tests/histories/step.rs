@@ -73,6 +73,8 @@ pub(crate) enum Step {
     Release {
         sub: usize,
         worker: usize,
+        /// Which of its leases; even numbers stand for all.
+        part: u8,
     },
     /// Somebody goes on with a part of what was consumed at most once and never started.
     Adopt {
@@ -209,7 +211,7 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         2 => any::<u16>().prop_map(|pick| Step::SettleStale { pick: pick.into() }),
         2 => (sub.clone(), worker.clone()).prop_map(|(sub, worker)| Step::Extend { sub, worker }),
-        2 => (sub.clone(), worker.clone()).prop_map(|(sub, worker)| Step::Release { sub, worker }),
+        2 => (sub.clone(), worker.clone(), any::<u8>()).prop_map(|(sub, worker, part)| Step::Release { sub, worker, part }),
         1 => any::<(u16, u8)>().prop_map(|(pick, part)| Step::Adopt { pick: pick.into(), part }),
         1 => worker.clone().prop_map(|worker| Step::Crash { worker }),
         1 => worker.clone().prop_map(|worker| Step::Restart { worker }),

@@ -92,9 +92,9 @@ impl World {
                 let owner = self.holder(at(*sub), *worker);
                 self.extend(at(*sub), owner).await;
             }
-            Step::Release { sub, worker } => {
+            Step::Release { sub, worker, part } => {
                 let owner = self.holder(at(*sub), *worker);
-                self.release(at(*sub), owner).await;
+                self.release(at(*sub), owner, *part).await;
             }
             Step::Adopt { pick, part } => self.adopt(*pick, *part).await,
             Step::Crash { worker } => self.reborn(*worker),
@@ -371,10 +371,12 @@ impl World {
     }
 
     /// A graceful stop. Of a lease that has ended it is not known whether it can be given back, so those are kept.
-    async fn release(&mut self, at: usize, owner: Incarnation) {
+    async fn release(&mut self, at: usize, owner: Incarnation, part: u8) {
         let sub = &mut self.subs[at];
+        let chosen = |place: usize| part % 2 == 0 || part >> (place % 8) & 1 == 1;
+        let live = sub.leases_of(owner).into_iter().filter(|lease| sub.is_live(*lease, self.now));
         let mine: Vec<usize> =
-            sub.leases_of(owner).into_iter().filter(|lease| sub.is_live(*lease, self.now)).collect();
+            live.enumerate().filter(|(place, _)| chosen(*place)).map(|(_, lease)| lease).collect();
         let leases = mine.iter().map(|lease| sub.leases[*lease].lease).collect();
         let release = Release { subscription: sub.id, leases, now: Some(self.now) };
         self.store.release(release).await.unwrap();

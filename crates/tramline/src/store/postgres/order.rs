@@ -11,7 +11,7 @@ use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
-use crate::plan::lane::{take, take_over, take_suspect};
+use crate::plan::lane::{before_suspects, take, take_over, take_suspect};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::verbs::{Claim, Suspects};
@@ -175,8 +175,11 @@ async fn take_from(
     let now = session.now;
     for _ in 0..ROUNDS {
         let mut work = load_work(session, claim, outlook, views, taker).await?;
-        if let Some(suspects) = choose_suspects(claim, &mut work, views, now, raw) {
-            if take_one(session, views, suspects, taker, raw).await? {
+        let mut changes = Changes::default();
+        raw.suspects_wait |= prefer_earlier(&mut work, views, now, &mut changes);
+        apply(session, claim.subscription, &changes).await?;
+        if let Some(work) = choose_suspects(claim, &mut work, views, now, raw) {
+            if take_one(session, views, work, taker, raw).await? {
                 return Ok(true);
             }
             continue;
@@ -289,30 +292,52 @@ async fn load_work(
     Ok(work)
 }
 
-/// The first suspects of one lane, if the claim may take one: nobody holds the lane, and nothing else was taken.
+/// Of lanes that nobody holds, what comes before their suspects is taken before these. True if there is something of the kind.
+fn prefer_earlier(
+    work: &mut BTreeMap<LaneId, Work>,
+    views: &BTreeMap<LaneId, LaneView>,
+    now: Time,
+    changes: &mut Changes,
+) -> bool {
+    let mut found = false;
+    for (lane, work) in work.iter_mut().filter(|(_, work)| !work.suspects.is_empty()) {
+        if views.get(lane).is_some_and(|view| view.lane.is_held(now)) {
+            continue;
+        }
+        let earlier = before_suspects(&work.ready, &work.suspects, changes);
+        if !earlier.is_empty() {
+            *work = Work { ready: earlier, ..Work::default() };
+            found = true;
+        }
+    }
+    found
+}
+
+/// A lane with suspects, if the claim may take one: nobody holds the lane, and nothing else was taken.
 fn choose_suspects(
     claim: &Claim,
     work: &mut BTreeMap<LaneId, Work>,
     views: &BTreeMap<LaneId, LaneView>,
     now: Time,
     raw: &RawClaim,
-) -> Option<Vec<Slice>> {
+) -> Option<Work> {
     if claim.suspects == Suspects::Leave || !raw.slices.is_empty() {
         return None;
     }
     let free = |lane: &LaneId| views.get(lane).is_some_and(|view| !view.lane.is_held(now));
     let chosen = work.iter_mut().find(|(lane, work)| !work.suspects.is_empty() && free(lane))?;
-    Some(std::mem::take(&mut chosen.1.suspects))
+    Some(std::mem::take(chosen.1))
 }
 
 /// Takes a part of one suspect. False when all of them wait behind their keys and were set aside.
 async fn take_one(
     session: &mut Session<'_>,
     views: &mut BTreeMap<LaneId, LaneView>,
-    suspects: Vec<Slice>,
+    work: Work,
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<bool> {
+    let Work { suspects, ready, .. } = work;
     load_chunks(session, views, &suspects, raw).await?;
     load_marks(session, views, &suspects).await?;
     let Some((id, lane)) = suspects.first().map(|slice| (slice.subscription, slice.lane)) else {
@@ -320,7 +345,7 @@ async fn take_one(
     };
     let Some(view) = views.get_mut(&lane) else { return Ok(false) };
     let mut changes = Changes::default();
-    let taken = take_suspect(view, suspects, taker, &mut changes);
+    let taken = take_suspect(view, suspects, &ready, taker, &mut changes);
     let took = taken.is_some();
     add(view, taken.into_iter().collect(), raw);
     apply(session, id, &changes).await?;

@@ -11,7 +11,7 @@ use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
-use crate::plan::lane::{take, take_over, take_suspect};
+use crate::plan::lane::{before_suspects, take, take_over, take_suspect};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::verbs::{Claim, Suspects};
@@ -79,13 +79,32 @@ fn take_from(
         if suspects.is_empty() {
             break;
         }
+        ready = self::ready(session, id, lane, taker.events)?;
+        if !view.lane.is_held(session.now) {
+            let earlier = before_suspects(&ready, &suspects, changes);
+            if !earlier.is_empty() {
+                apply(conn, id, changes)?;
+                *changes = Changes::default();
+                raw.suspects_wait = true;
+                load_keys(session, view, earlier.iter().map(|slice| slice.chunk), raw)?;
+                load_marks(conn, view, &earlier)?;
+                let taken = take(view, Vec::new(), earlier, taker, session.now, changes);
+                if !taken.is_empty() {
+                    add(view, taken, raw);
+                    return Ok(false);
+                }
+                apply(conn, id, changes)?;
+                *changes = Changes::default();
+                continue;
+            }
+        }
         if claim.suspects == Suspects::Leave || !raw.slices.is_empty() || view.lane.is_held(session.now) {
             raw.suspects_wait = true;
             return Ok(false);
         }
         load_keys(session, view, suspects.iter().map(|suspect| suspect.chunk), raw)?;
         load_marks(conn, view, &suspects)?;
-        if let Some(taken) = take_suspect(view, suspects, taker, changes) {
+        if let Some(taken) = take_suspect(view, suspects, &ready, taker, changes) {
             add(view, vec![taken], raw);
             return Ok(true);
         }
