@@ -5,27 +5,63 @@
 //! The predecessors are a column of their own, because they are known only once the keys are locked.
 
 use crate::error::{Error, Result};
-use crate::model::event::{Event, Headers, JSON, MAIN_HEADER, StoredEvent};
+use crate::model::event::{DEFAULT_PRIORITY, Due, Event, Headers, JSON, MAIN_HEADER, StoredEvent};
 use crate::model::id::{ChunkId, EventId, TopicId};
 use crate::model::mask::Mask;
-use crate::model::time::Time;
+use crate::model::time::{Time, millis};
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The most that a chunk may weigh, unless one event alone is heavier.
 pub const MAX_BYTES: usize = 1 << 20;
 
-/// One event in `meta`: type, key, content type (`""` is JSON), headers, payload length.
-#[derive(Serialize, Deserialize)]
+/// One event in `meta`: type, key, content type (`""` is JSON), headers, payload length; and when it is due and how urgent it
+/// is, unless that is at once and as usual.
+#[derive(Deserialize)]
 struct Meta<'a>(
     #[serde(borrow)] Cow<'a, str>,
     #[serde(borrow)] Option<Cow<'a, str>>,
     #[serde(borrow)] Cow<'a, str>,
     Option<Cow<'a, Headers>>,
     usize,
+    #[serde(default)] Option<When>,
 );
+
+/// The delay in milliseconds, the earliest time, the priority.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct When(i64, i64, u8);
+
+impl When {
+    const USUAL: When = When(0, 0, DEFAULT_PRIORITY);
+
+    fn of(event: &Event) -> Option<When> {
+        let (delay, at) = match event.due {
+            Due::After(delay) => (millis(delay), 0),
+            Due::At(at) => (0, at.0),
+        };
+        let usual = delay == 0 && at == 0 && event.priority == DEFAULT_PRIORITY;
+        (!usual).then_some(When(delay, at, event.priority))
+    }
+}
+
+impl Serialize for Meta<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let Meta(kind, key, content_type, headers, length, when) = self;
+        match when {
+            None => (kind, key, content_type, headers, length).serialize(serializer),
+            Some(when) => (kind, key, content_type, headers, length, when).serialize(serializer),
+        }
+    }
+}
+
+/// What a later subscription has to know of a stored event.
+pub(crate) struct Outline {
+    pub(crate) key: Option<Arc<str>>,
+    pub(crate) due_at: Time,
+    pub(crate) priority: u8,
+}
 
 /// The two parts of a chunk row.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +93,7 @@ fn meta_of(event: &Event) -> Meta<'_> {
         Cow::Borrowed(content_type),
         (!event.headers.is_empty()).then_some(Cow::Borrowed(&event.headers)),
         event.payload.len(),
+        When::of(event),
     )
 }
 
@@ -93,7 +130,7 @@ impl ChunkRow {
         let mut types = Interner(json.clone());
         let mut at = 0;
         let mut events = Vec::with_capacity(metas.len());
-        for (index, Meta(kind, key, content_type, headers, length)) in metas.into_iter().enumerate() {
+        for (index, Meta(kind, key, content_type, headers, length, _)) in metas.into_iter().enumerate() {
             if at + length > self.body.len() {
                 return Err(self.damaged());
             }
@@ -133,6 +170,18 @@ impl ChunkRow {
         let metas: Vec<Meta<'_>> =
             serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
         Ok(metas.into_iter().map(|meta| meta.1.as_deref().map(Arc::from)).collect())
+    }
+
+    /// The keys of the events, when they are due and how urgent they are, in order.
+    pub(crate) fn outlines(&self) -> Result<Vec<Outline>> {
+        let metas: Vec<Meta<'_>> =
+            serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
+        let outline = |meta: Meta<'_>| {
+            let When(delay, at, priority) = meta.5.unwrap_or(When::USUAL);
+            let due_at = Time(self.emitted_at.0.saturating_add(delay).max(at));
+            Outline { key: meta.1.as_deref().map(Arc::from), due_at, priority }
+        };
+        Ok(metas.into_iter().map(outline).collect())
     }
 
     /// The events whose positions are in `mask`.

@@ -53,6 +53,9 @@ pub struct Event {
 /// The header in which a sub-event names its main event.
 pub const MAIN_HEADER: &str = "tramline-main";
 
+/// Neither urgent nor unimportant.
+pub(crate) const DEFAULT_PRIORITY: u8 = 5;
+
 /// When an event may first run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Due {
@@ -86,7 +89,7 @@ impl Event {
             content_type: BYTES.into(),
             headers: Headers::new(),
             due: Due::NOW,
-            priority: 5,
+            priority: DEFAULT_PRIORITY,
             idempotency_key: None,
             state: None,
             is_sub: false,

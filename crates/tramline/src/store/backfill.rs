@@ -7,30 +7,31 @@ use crate::model::lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Subscription;
+use crate::model::time::Time;
 use std::collections::BTreeMap;
 
-/// The slices that an emit would have written, had the subscription been there: due since they were emitted, of the usual priority.
+/// The slices that an emit would have written, had the subscription been there.
 pub(crate) fn slices_of(row: &ChunkRow, lanes: u32, subscription: &Subscription) -> Result<Vec<Slice>> {
-    let mut masks: BTreeMap<LaneId, Mask> = BTreeMap::new();
+    let mut masks: BTreeMap<(LaneId, Time, i64), Mask> = BTreeMap::new();
     let keyless = LaneId::of(row.topic, (row.chunk.0.unsigned_abs() % u64::from(lanes.max(1))) as u32);
-    for (index, key) in row.keys()?.iter().enumerate() {
-        let lane = match key {
-            _ if !subscription.policy.is_ordered() => LaneId::UNORDERED,
-            Some(key) => lane::of(row.topic, lanes, key),
-            None => keyless,
+    for (index, event) in row.outlines()?.iter().enumerate() {
+        let (lane, rank) = match &event.key {
+            _ if !subscription.policy.is_ordered() => (LaneId::UNORDERED, i64::from(event.priority)),
+            Some(key) => (lane::of(row.topic, lanes, key), 0),
+            None => (keyless, 0),
         };
-        let mask = masks.entry(lane).or_default();
+        let mask = masks.entry((lane, event.due_at, rank)).or_default();
         *mask = mask.plus(Mask::of(index as u32));
     }
-    let slice = |(lane, mask): (LaneId, Mask)| Slice {
+    let slice = |((lane, due_at, rank), mask)| Slice {
         id: SliceId(0),
         chunk: row.chunk,
         subscription: subscription.id,
         lane,
         state: State::Ready,
         mask,
-        due_at: row.emitted_at,
-        rank: if lane == LaneId::UNORDERED { 5 } else { 0 },
+        due_at,
+        rank,
         attempts: 0,
         crashes: 0,
         alone: 0,

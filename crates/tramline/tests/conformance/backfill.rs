@@ -14,7 +14,7 @@ conformance![
     an_ordered_claim_never_overtakes_the_backfill,
     a_backfilled_key_keeps_its_order,
     parallel_backfills_write_every_event_once,
-    a_backfill_knows_no_delays,
+    a_backfilled_event_keeps_its_delay_and_its_priority,
     a_backfill_beside_emitters_misses_nothing,
     a_sweep_names_subscriptions_that_are_being_backfilled,
 ];
@@ -132,11 +132,22 @@ async fn parallel_backfills_write_every_event_once(bed: Bed) {
     assert_eq!(sorted(queue.drain().await), emitted);
 }
 
-async fn a_backfill_knows_no_delays(bed: Bed) {
-    let id = bed.emit(plain_event().delay(seconds(1000)).priority(9)).await;
+async fn a_backfilled_event_keeps_its_delay_and_its_priority(bed: Bed) {
+    let events = vec![
+        plain_event().priority(9),
+        plain_event().delay(seconds(10)),
+        plain_event(),
+        plain_event().at(bed.now().unwrap().after(seconds(20))),
+        plain_event().priority(0),
+    ];
+    let emitted: Vec<EventId> = bed.emit_together(events).await.iter().map(|event| event.id).collect();
     let queue = bed.queue_from(Start::Beginning, unordered()).await;
     queue.backfill().await;
-    assert_eq!(queue.drain().await, [id]);
+    assert_eq!(queue.drain().await, [emitted[4], emitted[2], emitted[0]]);
+    bed.pass(seconds(10));
+    assert_eq!(queue.drain().await, [emitted[1]]);
+    bed.pass(seconds(10));
+    assert_eq!(queue.drain().await, [emitted[3]]);
 }
 
 /// Trap: commit order differs from number order; the back-fill may not pass what is still being written.

@@ -30,6 +30,8 @@ pub(crate) struct World {
     /// Every event with its key and predecessor, and the sequence of every key.
     events: BTreeMap<EventId, (Option<Key>, Option<EventId>)>,
     chains: BTreeMap<Key, Vec<EventId>>,
+    /// When each event is due in a subscription that has not touched it.
+    due: BTreeMap<EventId, Time>,
     /// Who the workers are now, and who the store knows under their names.
     workers: Vec<Incarnation>,
     known: BTreeMap<usize, (Incarnation, Time)>,
@@ -55,6 +57,7 @@ impl World {
             now,
             events: BTreeMap::new(),
             chains: BTreeMap::new(),
+            due: BTreeMap::new(),
             workers: vec![Incarnation(1), Incarnation(2), Incarnation(3)],
             known: BTreeMap::new(),
             lives: 3,
@@ -193,8 +196,8 @@ impl World {
     async fn backfill(&mut self) {
         let Some(late) = self.subs.get_mut(4) else { return };
         while self.store.backfill(late.id).await.unwrap() {}
-        for item in late.items.values_mut().filter(|item| item.place == Place::Unfilled) {
-            item.place = Place::Free { due: self.now };
+        for (id, item) in late.items.iter_mut().filter(|(_, item)| item.place == Place::Unfilled) {
+            item.place = Place::Free { due: self.due[id] };
         }
     }
 
@@ -221,6 +224,7 @@ impl World {
                 sub.items.insert(emitted.id, Item::new(key.clone(), prev, Place::Free { due }));
             }
             self.events.insert(emitted.id, (key.clone(), prev));
+            self.due.insert(emitted.id, due);
             if let Some(key) = key {
                 self.chains.entry(key).or_default().push(emitted.id);
             }

@@ -232,7 +232,8 @@ BEGIN
 
     meta := json_build_array(json_build_array(type, event_key,
         CASE WHEN content_type = 'application/json' THEN '' ELSE coalesce(content_type, '') END,
-        CASE WHEN headers = '{}' THEN NULL ELSE headers END, size))::text;
+        CASE WHEN headers = '{}' THEN NULL ELSE headers END, size,
+        CASE WHEN delay > 0 OR event_priority <> 5 THEN json_build_array(delay, 0, event_priority) END))::text;
     weight := size + octet_length(type) + coalesce(octet_length(event_key), 0)
         + coalesce(octet_length(headers::text), 0) + 40;
     SELECT * INTO STRICT stored FROM tramline_emit_group(
