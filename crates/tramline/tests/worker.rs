@@ -345,6 +345,33 @@ async fn what_runs_longer_than_the_grace_is_dropped_and_given_back_uncounted() {
     assert_eq!(counts(&tram).await, Counts::default());
 }
 
+#[tokio::test]
+async fn a_handler_that_is_told_to_stop_may_tidy_up_and_its_outcome_counts() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    let (tell, mut begun) = mpsc::unbounded_channel();
+    let worker = tram.worker("w").topics(["t"]).lease(10 * MINUTE).on_any(move |cx: Context| {
+        let tell = tell.clone();
+        async move {
+            tell.send(()).unwrap();
+            cx.cancelled().await;
+            Outcome::Done
+        }
+    });
+    tram.emit(event("x")).await.unwrap();
+    let (shutdown, running) = start(worker);
+    begun.recv().await;
+    shutdown.start();
+    // In small steps: the moment after the grace lasts for a hundred of them.
+    until("the end", || async {
+        bench.clock.advance(SECOND / 100);
+        running.is_finished()
+    })
+    .await;
+    running.await.unwrap().unwrap();
+    assert_eq!(counts(&tram).await, Counts::default());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_suspect_runs_with_nothing_else_in_flight_in_its_process() {
     let bench = Bench::new().await;

@@ -115,7 +115,7 @@ pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxErro
     }
     let mut out = std::io::stdout();
     for (metric, value) in &report.metrics {
-        writeln!(out, "{metric:<26} {value:>14.1}")?;
+        writeln!(out, "{metric:<26} {value:>16.3}")?;
     }
     Ok(())
 }

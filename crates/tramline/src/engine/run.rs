@@ -29,6 +29,9 @@ use tokio_util::sync::CancellationToken;
 /// How long the last words to the store may take once the grace is over.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// How long a handler may still run after it was told to stop.
+const TIDY_UP: Duration = Duration::from_secs(1);
+
 /// How many events may be claimed and not written back.
 const MOST_UNSETTLED: usize = 4 * 4_096;
 
@@ -286,16 +289,23 @@ async fn give_back_unstarted(run: &Run) -> Vec<Lease> {
     later.into_iter().collect()
 }
 
-/// Waits for what runs, within the grace. What is still running then is told, and dropped.
+/// Waits for what runs, within the grace. What is still running then is told, has a moment to tidy up, and is dropped.
 async fn finish_running(run: &Run, runners: &mut JoinSet<()>, grace: Duration) {
-    let all_done = async { while runners.join_next().await.is_some() {} };
-    if run.tram.clock().timeout(grace, all_done).await.is_some() {
+    if all_done(run, runners, grace).await {
         return;
     }
     for hand in run.ledger.all() {
         hand.cancel.cancel();
     }
-    runners.shutdown().await;
+    if !all_done(run, runners, TIDY_UP).await {
+        runners.shutdown().await;
+    }
+}
+
+/// False if it takes longer than that.
+async fn all_done(run: &Run, runners: &mut JoinSet<()>, within: Duration) -> bool {
+    let done = async { while runners.join_next().await.is_some() {} };
+    run.tram.clock().timeout(within, done).await.is_some()
 }
 
 /// Settles what has an outcome and gives back the rest, so that others can go on at once.
