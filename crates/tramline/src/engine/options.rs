@@ -3,8 +3,8 @@
 use crate::engine::clock::Clock;
 use crate::engine::hooks::{Hooks, LogHooks};
 use crate::error::Result;
-use crate::store::{Opened, Store};
 use crate::store::postgres::PostgresOptions;
+use crate::store::{Opened, Store};
 use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use crate::wake::postgres::Channel;

@@ -104,11 +104,8 @@ impl Tramline {
         let ordered = outcomes.iter().any(|(_, lease, _)| lease.is_ordered());
         let (results, places) = by_lease(outcomes);
         let settle = Settle { subscription, results, now: self.clock().now() };
-        let settled = if settle.results.is_empty() {
-            Default::default()
-        } else {
-            self.store().settle(settle).await?
-        };
+        let settled =
+            if settle.results.is_empty() { Default::default() } else { self.store().settle(settle).await? };
         // A settled lane is free for the next claim, which may be waiting for just that.
         if settled.wake || ordered {
             self.wake().notify(&[subscription]);
