@@ -9,6 +9,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (1, include_str!("migrations/0001_core.sql")),
     (2, include_str!("migrations/0002_emit.sql")),
     (3, include_str!("migrations/0003_claim.sql")),
+    (4, include_str!("migrations/0004_token.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";
