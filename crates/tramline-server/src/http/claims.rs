@@ -64,7 +64,7 @@ pub(crate) struct ClaimOut<'a> {
     event: EventOut<'a>,
     /// The right to settle it
     lease: &'a str,
-    /// Settled failures
+    /// Which try this is, from 1; failures that were settled count, leases that ended do not
     attempt: u32,
     /// Leases that ended by expiry
     crashes: u32,
@@ -135,7 +135,7 @@ impl<'a> ClaimOut<'a> {
         ClaimOut {
             event: EventOut::new(&claimed.event),
             lease,
-            attempt: slice.attempts,
+            attempt: slice.attempts + 1,
             crashes: slice.crashes,
             lease_until: When(slice.until),
             skipped: claimed.skipped.iter().copied().map(Id).collect(),

@@ -112,7 +112,7 @@ pub(crate) struct DeliveryOut {
     subscription: String,
     #[schema(value_type = String, example = "ready")]
     status: Status,
-    /// Settled failures
+    /// Which try is under way or next, from 1; the last one if it is dead, 0 if it is settled
     attempt: u32,
     /// Leases that ended by expiry
     crashes: u32,
@@ -124,6 +124,14 @@ pub(crate) struct DeliveryOut {
     blocked_by: Option<Id>,
     /// Why it failed last
     error: Option<String>,
+}
+
+fn attempt(delivery: &Delivery) -> u32 {
+    match delivery.status {
+        Status::Settled => 0,
+        Status::Dead => delivery.attempts,
+        _ => delivery.attempts + 1,
+    }
 }
 
 /// One event, and where it is in every subscription.
@@ -139,7 +147,7 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
         }),
         subscription: delivery.subscription.to_string(),
         status: delivery.status,
-        attempt: delivery.attempts,
+        attempt: attempt(&delivery),
         crashes: delivery.crashes,
         due_at: delivery.due_at.map(When),
         blocked_by: delivery.blocked_by.map(Id),

@@ -40,7 +40,7 @@ async fn an_event_is_claimed_settled_and_done() {
     let bed = bed(json!({})).await;
     let id = emit(&bed, "a").await;
     let events = claim(&bed, 10).await;
-    assert_eq!((events.len(), &events[0]["id"], &events[0]["attempt"]), (1, &json!(id), &json!(0)));
+    assert_eq!((events.len(), &events[0]["id"], &events[0]["attempt"]), (1, &json!(id), &json!(1)));
     assert_eq!(counts(&bed).await["leased"], 1);
     let view = bed.get(&format!("/v1/events/{id}")).await.good();
     assert_eq!(
@@ -69,7 +69,7 @@ async fn what_is_no_lease_is_a_lost_one() {
 async fn a_failure_is_retried_then_dead_then_replayed() {
     let bed = bed(json!({"max_attempts": 2, "backoff": {"kind": "constant", "delay_ms": 0}})).await;
     let id = emit(&bed, "a").await;
-    for attempt in 0..2 {
+    for attempt in 1..=2 {
         let event = claim(&bed, 1).await.remove(0);
         assert_eq!(event["attempt"], attempt);
         settle(&bed, &event, json!({"outcome": "retry", "error": "no luck"})).await;
@@ -79,7 +79,7 @@ async fn a_failure_is_retried_then_dead_then_replayed() {
     bed.post("/v1/subscriptions/s/dead/replay", json!({})).await.problem(422);
     assert_eq!(bed.post("/v1/subscriptions/s/dead/replay", json!({"ids": [id]})).await.good()["count"], 1);
     let event = claim(&bed, 1).await.remove(0);
-    assert_eq!((&event["replayed"], &event["attempt"]), (&json!(true), &json!(0)));
+    assert_eq!((&event["replayed"], &event["attempt"]), (&json!(true), &json!(1)));
     settle(&bed, &event, json!({"outcome": "dead", "error": "never"})).await;
     assert_eq!(bed.post("/v1/subscriptions/s/dead/drop", json!({"all": true})).await.good()["count"], 1);
     assert_eq!(counts(&bed).await["dead"], 0);
@@ -140,7 +140,7 @@ async fn leases_are_extended_and_given_back() {
     assert!(extended["results"][0]["lease_until"].as_str() > event["lease_until"].as_str());
     bed.post("/v1/subscriptions/s/release", leases).await.good();
     let again = claim(&bed, 1).await.remove(0);
-    assert_eq!((&again["attempt"], &again["crashes"]), (&json!(0), &json!(0)));
+    assert_eq!((&again["attempt"], &again["crashes"]), (&json!(1), &json!(0)));
 }
 
 #[tokio::test]
@@ -181,7 +181,7 @@ async fn a_client_that_leaves_gives_its_events_back_uncounted() {
     loop {
         let events = claim(&bed, 1).await;
         if let Some(event) = events.first() {
-            assert_eq!((&event["attempt"], &event["crashes"]), (&json!(0), &json!(0)));
+            assert_eq!((&event["attempt"], &event["crashes"]), (&json!(1), &json!(0)));
             break;
         }
         tokio::task::yield_now().await;
