@@ -1,6 +1,7 @@
 //! `tramline`: the command line. Every command is a module; this file only parses and dispatches.
 
 mod bench;
+mod cli;
 mod migrate;
 
 use clap::{Parser, Subcommand};
@@ -22,6 +23,8 @@ enum Command {
     Bench(bench::Args),
     /// Bring the tables of a store up to date, or print the SQL that does it.
     Migrate(migrate::Args),
+    #[command(flatten)]
+    Client(cli::Command),
 }
 
 #[tokio::main]
@@ -38,16 +41,17 @@ async fn main() -> ExitCode {
         match command {
             Command::Bench(args) => bench::run(args, queries).await,
             Command::Migrate(args) => migrate::run(args).await,
+            Command::Client(command) => cli::run(command).await,
         }
     });
     match running.await {
         Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => fail(&error.to_string()),
-        Err(error) => fail(&error.to_string()),
+        Ok(Err(error)) => fail(&error.to_string(), cli::exit_code(&*error)),
+        Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
     }
 }
 
-fn fail(error: &str) -> ExitCode {
+fn fail(error: &str, code: ExitCode) -> ExitCode {
     eprintln!("tramline: {error}");
-    ExitCode::FAILURE
+    code
 }
