@@ -24,7 +24,7 @@ enum Command {
     /// Bring the tables of a store up to date, or print the SQL that does it.
     Migrate(migrate::Args),
     #[command(flatten)]
-    Client(cli::Command),
+    Client(Box<cli::Command>),
 }
 
 #[tokio::main]
@@ -41,7 +41,7 @@ async fn main() -> ExitCode {
         match command {
             Command::Bench(args) => bench::run(args, queries).await,
             Command::Migrate(args) => migrate::run(args).await,
-            Command::Client(command) => cli::run(command).await,
+            Command::Client(command) => cli::run(*command).await,
         }
     });
     match running.await {

@@ -71,7 +71,7 @@ pub(super) struct About {
     #[arg(long, value_name = "TIME", value_parser = value::time, conflicts_with = "delay")]
     #[serde(rename = "due_at", skip_serializing_if = "Option::is_none")]
     at: Option<String>,
-    /// From 0 (last) to 9 (first); 5 unless set
+    /// From 0 (first) to 9 (last); 5 unless set
     #[arg(long, value_name = "0..9", value_parser = clap::value_parser!(u8).range(0..=9))]
     #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<u8>,
@@ -133,6 +133,9 @@ fn body(
         let event = serde_json::to_string(&Event { payload, about }).map_err(std::io::Error::from)?;
         return Ok(request.header("content-type", "application/json").body(event));
     }
+    if about.at.is_some() {
+        return Err(Failure::usage("--at needs a payload of JSON").remedy("use --delay, or quote the text"));
+    }
     let guess = if std::str::from_utf8(payload).is_ok() { TEXT } else { BYTES };
     let content_type = content_type.unwrap_or_else(|| guess.to_owned());
     let mut request = request.header("content-type", content_type).body(payload.to_vec());
@@ -151,7 +154,6 @@ fn in_headers(about: &About) -> Vec<(String, String)> {
         one("key", about.key.clone()),
         one("type", about.kind.clone()),
         one("delay-ms", about.delay.map(|delay| value::millis(delay).to_string())),
-        one("due-at", about.at.clone()),
         one("priority", about.priority.map(|priority| priority.to_string())),
     ]
     .into_iter()

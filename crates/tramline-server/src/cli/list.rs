@@ -32,11 +32,10 @@ const TOPIC: &[Column] = &[
     ("TOPIC", |topic| cell(&topic["name"])),
     ("LANES", |topic| cell(&topic["lanes"])),
     ("RETENTION", |topic| duration(&topic["retention_ms"])),
-    ("OWNER", |topic| cell(&topic["owner"])),
+    ("CREATED", |topic| cell(&topic["created_at"])),
 ];
 
-/// Columns of a subscription, as `stats` shows them too.
-pub(super) const SUBSCRIPTION: &[Column] = &[
+const SUBSCRIPTION: &[Column] = &[
     ("SUBSCRIPTION", |it| cell(&it["name"])),
     ("TOPICS", |it| cell(&it["topics"])),
     ("KIND", |it| cell(&it["kind"])),
@@ -52,8 +51,9 @@ pub(super) const SUBSCRIPTION: &[Column] = &[
 const WORKER: &[Column] = &[
     ("WORKER", |it| cell(&it["name"])),
     ("SUBSCRIPTIONS", |it| cell(&it["subscriptions"])),
-    ("SINCE", |it| cell(&it["since"])),
-    ("LAST SEEN", |it| cell(&it["seen_at"])),
+    ("KIND", |it| cell(&it["kind"])),
+    ("SINCE", |it| cell(&it["born_at"])),
+    ("LAST SEEN", |it| cell(&it["beat_at"])),
 ];
 
 const DELIVERY: &[Column] = &[
@@ -64,6 +64,7 @@ const DELIVERY: &[Column] = &[
     ("DUE", |it| cell(&it["due_at"])),
     ("WORKER", |it| cell(&it["worker"])),
     ("BLOCKED BY", |it| cell(&it["blocked_by"])),
+    ("ERROR", |it| cell(&it["error"])),
 ];
 
 /// `tramline topics`.

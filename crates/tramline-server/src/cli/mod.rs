@@ -37,7 +37,7 @@ pub(crate) enum Command {
     /// Emit an event, or many
     #[command(after_help = help(emit::EXAMPLES))]
     Emit(Client<emit::Args>),
-    /// Follow the events of a topic
+    /// Show the events of a topic, and follow those that come
     #[command(after_help = help(tail::EXAMPLES))]
     Tail(Client<tail::Args>),
     /// Run a command for each event of a subscription

@@ -37,13 +37,16 @@ enum Verb {
 }
 
 #[derive(clap::Args)]
-#[group(required = true, multiple = false)]
 struct Which {
     /// The keys
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
     keys: Vec<String>,
     /// All parked keys
     #[arg(long)]
     all: bool,
+    /// The topic of the keys, if the subscription has several
+    #[arg(long, conflicts_with = "all")]
+    topic: Option<String>,
 }
 
 const PARKED: &[Column] = &[
@@ -67,5 +70,9 @@ pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
 }
 
 fn body(which: Which) -> Value {
-    if which.all { json!({"all": true}) } else { json!({"keys": which.keys}) }
+    if which.all {
+        return json!({"all": true});
+    }
+    let key = |key: &String| json!({"topic": which.topic, "key": key});
+    json!({"keys": which.keys.iter().map(key).collect::<Vec<_>>()})
 }

@@ -88,6 +88,7 @@ pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),
+        Value::Array(all) if all.is_empty() => "-".to_owned(),
         Value::Array(all) => all.iter().map(cell).collect::<Vec<_>>().join(","),
         other => other.to_string(),
     }

@@ -2,7 +2,7 @@
 
 use super::Cx;
 use super::failure::Failure;
-use super::list::{SUBSCRIPTION, all};
+use super::print::{Column, cell};
 use super::value;
 use std::time::Duration;
 
@@ -22,6 +22,17 @@ pub(crate) struct Args {
     every: Duration,
 }
 
+const SUBSCRIPTION: &[Column] = &[
+    ("SUBSCRIPTION", |it| cell(&it["name"])),
+    ("READY", |it| cell(&it["counts"]["ready"])),
+    ("DELAYED", |it| cell(&it["counts"]["delayed"])),
+    ("LEASED", |it| cell(&it["counts"]["leased"])),
+    ("PARKED", |it| cell(&it["counts"]["parked"])),
+    ("DEAD", |it| cell(&it["counts"]["dead"])),
+    ("OLDEST READY", |it| cell(&it["oldest_ready_at"])),
+    ("STOPPED BY", |it| cell(&it["stopped_by"])),
+];
+
 /// Clears the screen and goes to its beginning.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
@@ -37,12 +48,12 @@ pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
 }
 
 async fn show(cx: &Cx, watch: bool) -> Result<(), Failure> {
+    let stats = cx.client.get(&["v1", "stats"], &[]).await?;
     if cx.print.json() {
-        return cx.print.text(&cx.client.get(&["v1", "stats"], &[]).await?.to_string());
+        return cx.print.text(&stats.to_string());
     }
-    let subscriptions = all(cx, &["v1", "subscriptions"]).await?;
     if watch && cx.print.terminal() {
         cx.print.text(CLEAR)?;
     }
-    cx.print.items(&subscriptions, SUBSCRIPTION)
+    cx.print.items(stats["subscriptions"].as_array().map_or(&[], Vec::as_slice), SUBSCRIPTION)
 }

@@ -1,4 +1,4 @@
-//! `tramline tail`: follows the events of a topic, and comes back after an outage without missing any.
+//! `tramline tail`: the events of a topic that are kept, then those that come. It comes back after an outage without missing any.
 
 use super::Cx;
 use super::failure::{Exit, Failure};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 pub(crate) const EXAMPLES: &str = "\
   tramline tail orders
-  tramline tail orders --from-start --key order:42
+  tramline tail orders --after 4711 --key order:42
   tramline tail orders --count 1 --json | jq .payload";
 
 /// What the command takes.
@@ -23,12 +23,9 @@ pub(crate) struct Args {
     /// Only events of this key
     #[arg(long)]
     key: Option<String>,
-    /// Only events after this one
+    /// Only events after this one; all that are kept unless set
     #[arg(long, value_name = "ID")]
     after: Option<String>,
-    /// All events that are kept, not only new ones
-    #[arg(long, conflicts_with = "after")]
-    from_start: bool,
     /// End after this many events
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -44,8 +41,7 @@ struct Place {
 
 /// `tramline tail`.
 pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
-    let from_start = args.from_start.then(|| "0".to_owned());
-    let mut place = Place { after: args.after.clone().or(from_start), left: args.count };
+    let mut place = Place { after: args.after.clone(), left: args.count };
     let mut outage = Outage::default();
     while place.left != Some(0) {
         if let Err(failure) = follow(&cx, &args, &mut place, &mut outage).await {

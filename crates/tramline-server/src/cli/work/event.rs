@@ -16,6 +16,7 @@ pub(super) struct Claimed {
     kind: Option<String>,
     key: Option<String>,
     prev: Option<String>,
+    /// Failures so far.
     pub(super) attempt: u32,
     #[serde(default)]
     crashes: u32,
@@ -56,7 +57,8 @@ impl Claimed {
             ("topic".to_owned(), self.topic.clone()),
             ("type".to_owned(), self.kind.clone().unwrap_or_default()),
             ("subscription".to_owned(), subscription.to_owned()),
-            ("attempt".to_owned(), self.attempt.to_string()),
+            // As for a worker of the library: the first run is attempt 1.
+            ("attempt".to_owned(), (self.attempt + 1).to_string()),
             ("crashes".to_owned(), self.crashes.to_string()),
         ];
         all.extend(said("key", &self.key));

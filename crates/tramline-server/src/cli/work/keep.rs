@@ -32,20 +32,23 @@ pub(super) async fn run(pool: Arc<Pool>) {
     }
 }
 
+/// What the server says of each lease. One that a transaction has at the moment is neither extended nor lost.
 fn note(pool: &Pool, leases: &[String], answer: &Value, asked_at: Instant) {
     let mut hand = pool.hand();
     for lease in leases {
-        if is_lost(answer, lease) {
-            hand.lost(lease);
-        } else {
-            hand.extended(lease, asked_at, pool.setup.lease);
+        match status(answer, lease) {
+            "extended" => hand.extended(lease, asked_at, pool.setup.lease),
+            "lease_lost" => hand.lost(lease),
+            _ => {}
         }
     }
+    hand.expire(Instant::now());
 }
 
-fn is_lost(answer: &Value, lease: &str) -> bool {
-    let results = answer["results"].as_array().into_iter().flatten();
-    results.into_iter().any(|result| result["lease"] == lease && result["status"] == "lease_lost")
+fn status<'a>(answer: &'a Value, lease: &str) -> &'a str {
+    let mut results = answer["results"].as_array().into_iter().flatten();
+    let result = results.find(|result| result["lease"] == lease);
+    result.and_then(|result| result["status"].as_str()).unwrap_or("unknown")
 }
 
 #[cfg(test)]
@@ -53,8 +56,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_lost_when_the_server_says_so() {
+    fn only_what_the_server_says_of_a_lease_counts() {
         let answer = json!({"results": [{"lease": "a", "status": "lease_lost"}, {"lease": "b", "status": "extended"}]});
-        assert_eq!(["a", "b", "c"].map(|lease| is_lost(&answer, lease)), [true, false, false]);
+        assert_eq!(
+            ["a", "b", "c"].map(|lease| status(&answer, lease)),
+            ["lease_lost", "extended", "unknown"]
+        );
     }
 }

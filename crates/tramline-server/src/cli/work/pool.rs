@@ -48,6 +48,8 @@ pub(super) struct Pool {
 
 /// How long a claim waits for events.
 const WAIT: Duration = Duration::from_secs(20);
+/// How often it is asked at most while there is nothing.
+const SLOWLY: Duration = Duration::from_secs(1);
 /// What an answer takes beside that.
 const ANSWER: Duration = Duration::from_secs(30);
 /// An answer that is on its way when the pool stops arrives within this. A server whose answer nobody takes gives the events back
@@ -86,12 +88,17 @@ async fn take(pool: &Arc<Pool>, running: &mut JoinSet<()>, ended: &settle::To) -
             pool.something_freed().await;
             continue;
         }
+        let asked_at = Instant::now();
         match pool.claim(pool.setup.concurrency - in_hand).await {
             Ok(rows) if rows.is_empty() && pool.setup.drain => {
                 if in_hand == 0 {
                     break;
                 }
                 pool.something_freed().await;
+            }
+            Ok(rows) if rows.is_empty() => {
+                outage.over();
+                pool.patience(asked_at).await;
             }
             Ok(rows) => {
                 outage.over();
@@ -215,6 +222,14 @@ impl Pool {
             }
         }
         self.freed.notify_one();
+    }
+
+    /// A server that has too many waiting answers at once that there is nothing; it is not asked again and again.
+    async fn patience(&self, asked_at: Instant) {
+        tokio::select! {
+            () = tokio::time::sleep_until((asked_at + SLOWLY).into()) => {}
+            () = self.stopping.cancelled() => {}
+        }
     }
 
     async fn something_freed(&self) {
