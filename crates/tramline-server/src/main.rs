@@ -11,7 +11,7 @@ use tracing_subscriber::prelude::*;
 
 /// Ordered events, work queues and worker pools on the database you already run.
 #[derive(Parser)]
-#[command(name = "tramline", version, arg_required_else_help = true)]
+#[command(name = "tramline", version, arg_required_else_help = true, after_help = cli::EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -7,8 +7,7 @@ use super::print::{Column, cell};
 use super::value;
 use serde_json::{Value, json};
 
-pub(crate) const EXAMPLES: &str = "\
-  tramline dead list emails
+pub(crate) const EXAMPLES: &str = "  tramline dead list emails
   tramline dead replay emails 4711 4712
   tramline dead drop emails --since 2030-01-31T12:00:00Z";
 

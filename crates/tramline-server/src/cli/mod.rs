@@ -24,9 +24,11 @@ mod token;
 mod value;
 mod work;
 
+pub(crate) use failure::EXIT_CODES;
+
 use clap::{CommandFactory, Subcommand};
 use client::Connection;
-use failure::{EXIT_CODES, Failure};
+use failure::Failure;
 use print::Printer;
 use std::error::Error;
 use std::process::ExitCode;

@@ -6,8 +6,7 @@ use super::failure::Failure;
 use super::print::{Column, cell};
 use serde_json::{Value, json};
 
-pub(crate) const EXAMPLES: &str = "\
-  tramline parked list emails
+pub(crate) const EXAMPLES: &str = "  tramline parked list emails
   tramline parked release emails order:42
   tramline parked release emails --all";
 

@@ -6,8 +6,7 @@ use super::print::{Column, cell};
 use super::value;
 use std::time::Duration;
 
-pub(crate) const EXAMPLES: &str = "\
-  tramline stats
+pub(crate) const EXAMPLES: &str = "  tramline stats
   tramline stats --watch
   tramline stats --watch --every 10s --json >> counts.ndjson";
 

@@ -10,8 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 use reqwest::Method;
 use serde_json::Value;
 
-pub(crate) const EXAMPLES: &str = "\
-  tramline tail orders
+pub(crate) const EXAMPLES: &str = "  tramline tail orders
   tramline tail orders --after 4711 --key order:42
   tramline tail orders --count 1 --json | jq .payload";
 

@@ -8,8 +8,7 @@ use super::value;
 use clap::ValueEnum;
 use serde_json::json;
 
-pub(crate) const EXAMPLES: &str = "\
-  tramline token create shop --scope publish --topic 'orders'
+pub(crate) const EXAMPLES: &str = "  tramline token create shop --scope publish --topic 'orders'
   tramline token list
   tramline token drop shop";
 

@@ -2,6 +2,7 @@
 
 use crate::server::{Said, Server, read, terminate};
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 /// Emits payloads of one key, in order.
 fn emit(server: &Server, payloads: &[&str]) {
@@ -55,6 +56,25 @@ fn a_failure_keeps_the_last_line_of_standard_error() {
     assert_eq!((&line["outcome"], &line["error"]), (&json!("retry"), &json!("exit status: 3: disk full")));
     assert_eq!(said.err, "first\ndisk full\n", "it is shown as well");
     assert_eq!(server.json(&["dead", "list", "t"])["error"], "exit status: 3: disk full");
+}
+
+#[test]
+fn a_command_that_takes_too_long_has_failed() {
+    let server = Server::start();
+    server.subscribe("t", json!({"topics": ["t"], "max_attempts": 1, "time_limit_ms": 100}));
+    emit(&server, &["1"]);
+    work(&server, "sleep 1000; true", &[]);
+    assert_eq!(server.json(&["dead", "list", "t"])["error"], "killed: it took longer than 100ms");
+}
+
+#[test]
+fn at_most_once_a_failure_is_final() {
+    let server = Server::start();
+    server.subscribe("t", json!({"topics": ["t"], "guarantee": "at_most_once"}));
+    emit(&server, &["1", "2"]);
+    let said = work(&server, "n=$(cat); echo $n; [ $n = 1 ]", &[]);
+    assert_eq!(said.out, "1\n2\n", "{}", said.err);
+    assert_eq!((server.count("t", "dead"), server.count("t", "ready")), (1, 0));
 }
 
 #[test]
@@ -141,14 +161,17 @@ fn a_command_that_does_not_finish_in_time_is_killed_and_its_event_given_back() {
 }
 
 #[test]
-fn an_idle_worker_stops_at_once() {
+fn an_idle_worker_does_not_wait_for_its_claim_to_end() {
     let server = Server::start();
-    let worker = server.command(&["work", "t", "--exec", "echo > ran", "--grace", "1h"]).spawn().unwrap();
-    server.ok(&["emit", "t", "1"]);
-    let out = server.ok(&["tail", "t", "--count", "1"]);
-    assert!(!out.is_empty());
+    emit(&server, &["1"]);
+    let ran = server.pipe("ran");
+    let worker = server.command(&["work", "t", "--exec", "echo x > ran", "--grace", "1h"]).spawn().unwrap();
+    read(&ran);
+    let told = Instant::now();
     terminate(&worker);
-    assert!(worker.wait_with_output().unwrap().status.code().is_none_or(|code| code == 0));
+    let said = Said::from(worker.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(told.elapsed() < Duration::from_secs(10), "a claim waits for twenty");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! - `event`: an event as it is claimed, and what its command is told
 //! - `hand`: which leases are held, and for how long; pure
-//! - `pool`: takes events, runs them, and stops in good order
+//! - `pool`: takes events, and stops in good order; `row`: runs those that follow each other
 //! - `settle`, `keep`: write outcomes back, and make leases last while commands run
 //! - `report`: a line for each event
 
@@ -11,6 +11,7 @@ mod hand;
 mod keep;
 mod pool;
 mod report;
+mod row;
 mod settle;
 
 use super::Cx;
@@ -80,12 +81,13 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 /// `tramline work`.
 pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
     let subscription = find_or_create(&cx.client, &args).await?;
-    let stated = subscription["lease_ms"].as_u64().map(Duration::from_millis);
+    let stated = |field: &str| subscription[field].as_u64().map(Duration::from_millis);
     let setup = Setup {
         concurrency: usize::from(args.concurrency),
         ordered: subscription["ordering"] == "key",
         consumed: subscription["guarantee"] == "at_most_once",
-        lease: args.lease.or(stated).unwrap_or(LEASE).max(SHORTEST_LEASE),
+        time_limit: stated("time_limit_ms"),
+        lease: args.lease.or(stated("lease_ms")).unwrap_or(LEASE).max(SHORTEST_LEASE),
         grace: args.grace,
         drain: args.drain,
         worker: args.worker.unwrap_or_else(whoami),

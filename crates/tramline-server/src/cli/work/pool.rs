@@ -7,7 +7,7 @@ use super::super::value::millis;
 use super::event::{Claim, Claimed, rows};
 use super::hand::Hand;
 use super::report::Report;
-use super::{keep, settle};
+use super::{keep, row, settle};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +27,8 @@ pub(super) struct Setup {
     /// At most once: a claim is final, there is nothing to extend or to give back.
     pub(super) consumed: bool,
     pub(super) lease: Duration,
+    /// How long a command may run.
+    pub(super) time_limit: Option<Duration>,
     pub(super) grace: Duration,
     pub(super) drain: bool,
 }
@@ -35,7 +37,7 @@ pub(super) struct Setup {
 pub(super) struct Pool {
     client: Client,
     pub(super) setup: Setup,
-    command: ShellCommand,
+    pub(super) command: ShellCommand,
     pub(super) report: Report,
     hand: Mutex<Hand>,
     /// Something has left the hand.
@@ -103,7 +105,7 @@ async fn take(pool: &Arc<Pool>, running: &mut JoinSet<()>, ended: &settle::To) -
             Ok(rows) => {
                 outage.over();
                 for row in rows {
-                    running.spawn(run_row(pool.clone(), row, ended.clone()));
+                    running.spawn(row::run(pool.clone(), row, ended.clone()));
                 }
             }
             Err(failure) => tokio::select! {
@@ -113,30 +115,6 @@ async fn take(pool: &Arc<Pool>, running: &mut JoinSet<()>, ended: &settle::To) -
         }
     }
     Ok(())
-}
-
-/// Runs the events of one row. What follows one that is not done is left: it must not overtake.
-async fn run_row(pool: Arc<Pool>, row: Vec<(Claimed, CancellationToken)>, ended: settle::To) {
-    let mut go_on = true;
-    for (event, stop) in row {
-        if !go_on || pool.stopping.is_cancelled() || stop.is_cancelled() {
-            pool.leave(&event.lease).await;
-            continue;
-        }
-        let started = Instant::now();
-        let details = event.details(&pool.setup.subscription);
-        match pool.command.execute(&event.input(), &details, stop.cancelled()).await {
-            Some(outcome) => {
-                let done = outcome.is_done();
-                go_on = settle::hand_over(&ended, event, outcome, started.elapsed()).await && done;
-            }
-            None => {
-                go_on = false;
-                pool.report.stopped(&event);
-                pool.leave(&event.lease).await;
-            }
-        }
-    }
 }
 
 impl Pool {
@@ -171,7 +149,7 @@ impl Pool {
 
     /// Takes up to `most` events and puts them into the hand, in rows. When the pool is told to stop while an answer is on its way,
     /// its events are given back.
-    async fn claim(&self, most: usize) -> Result<Vec<Vec<(Claimed, CancellationToken)>>, Failure> {
+    async fn claim(&self, most: usize) -> Result<Vec<row::Row>, Failure> {
         let wait = if self.setup.drain { Duration::ZERO } else { WAIT };
         let mut body = json!({"worker": self.setup.worker, "max_events": most, "wait_ms": millis(wait)});
         if !self.setup.consumed {
@@ -192,7 +170,7 @@ impl Pool {
         Ok(self.hold(claim.await?.events, asked_at + self.setup.lease))
     }
 
-    fn hold(&self, events: Vec<Claimed>, until: Instant) -> Vec<Vec<(Claimed, CancellationToken)>> {
+    fn hold(&self, events: Vec<Claimed>, until: Instant) -> Vec<row::Row> {
         let mut hand = self.hand();
         let mut hold = |event: Claimed| {
             let stop = hand.take(&event.lease, until, &self.killing);
@@ -203,7 +181,7 @@ impl Pool {
     }
 
     /// An event leaves the hand without an outcome.
-    async fn leave(&self, lease: &str) {
+    pub(super) async fn leave(&self, lease: &str) {
         let release = self.hand().leave(lease);
         self.freed(release).await;
     }
