@@ -2,12 +2,16 @@
 
 mod bench;
 mod cli;
+mod config;
+mod http;
+mod logs;
 mod migrate;
+mod serve;
 
 use clap::{Parser, Subcommand};
+use config::LogFormat;
+use std::io::Write;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::prelude::*;
 
 /// Ordered events, work queues and worker pools on the database you already run.
 #[derive(Parser)]
@@ -19,6 +23,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Serve the HTTP API.
+    Serve(config::Args),
+    /// Print the settings that `serve` would use, as a TOML file with comments.
+    Config(config::Args),
     /// Measure this machine and store, beside a queue of one row per job on the same server.
     Bench(bench::Args),
     /// Bring the tables of a store up to date, or print the SQL that does it.
@@ -29,25 +37,32 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    let queries = bench::QueryCounter::default();
-    tracing_subscriber::registry()
-        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter))
-        .with(queries.clone().with_filter(queries.clone()))
-        .init();
     let command = Cli::parse().command;
     // On a thread of the runtime's pool: from the main thread every await would be a hop between threads.
-    let running = tokio::spawn(async move {
-        match command {
-            Command::Bench(args) => bench::run(args, queries).await,
-            Command::Migrate(args) => migrate::run(args).await,
-            Command::Client(command) => cli::run(*command).await,
-        }
-    });
-    match running.await {
+    match tokio::spawn(run(command)).await {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => fail(&error.to_string(), cli::exit_code(&*error)),
         Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
+    }
+}
+
+async fn run(command: Command) -> Result<(), bench::BoxError> {
+    let queries = bench::QueryCounter::default();
+    if let Command::Serve(args) = command {
+        let config = args.resolve()?;
+        logs::start(&config.log, config.log_format, &queries);
+        return serve::run(config).await;
+    }
+    logs::start("warn", LogFormat::Text, &queries);
+    match command {
+        Command::Serve(_) => Ok(()),
+        Command::Config(args) => {
+            let text = args.resolve()?.render()?;
+            Ok(std::io::stdout().write_all(text.as_bytes())?)
+        }
+        Command::Bench(args) => bench::run(args, queries).await,
+        Command::Migrate(args) => migrate::run(args).await,
+        Command::Client(command) => cli::run(*command).await,
     }
 }
 

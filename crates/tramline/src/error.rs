@@ -71,6 +71,11 @@ impl Error {
         self.kind
     }
 
+    /// What happened, without its cause, which may tell more than a stranger should know.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// What an operator or caller should do.
     pub fn remedy(&self) -> &'static str {
         self.remedy

@@ -28,6 +28,7 @@ pub use engine::hooks::{Finished, Hooks, LogHooks, NoHooks, Progress, Settlement
 pub use engine::options::Options;
 pub use engine::plugin::{HttpForward, Plugin};
 pub use engine::receipt::{IntoEvents, Receipt};
+pub use engine::remote::Take;
 pub use engine::shutdown::Shutdown;
 pub use engine::tramline::{Housekeeping, Tramline};
 pub use engine::worker::Worker;
@@ -36,6 +37,7 @@ pub use model::event::{Emitted, Event, Headers, StoredEvent};
 pub use model::id::{EventId, Incarnation, SubscriptionId, TopicId};
 pub use model::lease::Lease;
 pub use model::outcome::Outcome;
+pub use model::pattern::Pattern;
 pub use model::resequencer::Resequencer;
 pub use model::retry::{Backoff, Retry};
 pub use model::rule::{AuditEntry, Rule, RuleKind};
@@ -44,5 +46,6 @@ pub use model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, WhileRetrying,
 };
 pub use model::time::Time;
+pub use model::token::{Scope, Token};
 pub use store::Store;
 pub use store::sqlite::SqliteStore;

@@ -5,6 +5,7 @@
 //! - [`worker`], [`handler`], [`context`], [`plugin`], [`command`], [`hooks`], [`shutdown`]: what a worker is told, and what its handlers see
 //! - `run`: one run of a worker, made of `claim` (gets events), `dispatch` (which one next), `runner` (runs handlers), `settle`
 //!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
+//! - [`remote`]: claims and settlements for workers in other processes
 //! - `presence`, `sweep`, `gate`, `journal`: signs of life, housekeeping, suspects, at-most-once
 //! - [`clock`], `backoff`: time, and patience with the store
 
@@ -29,6 +30,7 @@ pub mod options;
 pub mod plugin;
 mod presence;
 pub mod receipt;
+pub mod remote;
 mod run;
 mod runner;
 mod settle;

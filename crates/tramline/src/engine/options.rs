@@ -3,8 +3,8 @@
 use crate::engine::clock::Clock;
 use crate::engine::hooks::{Hooks, LogHooks};
 use crate::error::Result;
-use crate::store::Opened;
 use crate::store::postgres::PostgresOptions;
+use crate::store::{Opened, Store};
 use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use crate::wake::postgres::Channel;
@@ -29,6 +29,17 @@ pub struct Options {
     pub(crate) clock: Clock,
     pub(crate) hooks: Arc<dyn Hooks>,
     pub(crate) wake: Option<Arc<dyn Wake>>,
+    pub(crate) watch: Option<Watch>,
+}
+
+/// Puts something between the engine and the store.
+#[derive(Clone)]
+pub(crate) struct Watch(pub(crate) Arc<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>);
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a watch")
+    }
 }
 
 impl Options {
@@ -44,6 +55,7 @@ impl Options {
             clock: Clock::store(),
             hooks: Arc::new(LogHooks),
             wake: None,
+            watch: None,
         }
     }
 
@@ -102,6 +114,16 @@ impl Options {
     #[must_use]
     pub fn wake(mut self, wake: Arc<dyn Wake>) -> Options {
         self.wake = Some(wake);
+        self
+    }
+
+    /// Puts something between the engine and the store, for example to measure how long its verbs take.
+    #[must_use]
+    pub fn watch_store(
+        mut self,
+        watch: impl Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static,
+    ) -> Options {
+        self.watch = Some(Watch(Arc::new(watch)));
         self
     }
 

@@ -57,7 +57,11 @@ impl Tramline {
     /// As [`Tramline::open`].
     pub async fn with(options: Options) -> Result<Tramline> {
         let (opened, wake) = options.open().await?;
-        Ok(Tramline::start(opened.store(), Some(opened), wake, options))
+        let store = match &options.watch {
+            Some(watch) => watch.0(opened.store()),
+            None => opened.store(),
+        };
+        Ok(Tramline::start(store, Some(opened), wake, options))
     }
 
     /// Uses a store that is already open. Hints stay in this process unless the options name another way. Needs a Tokio runtime

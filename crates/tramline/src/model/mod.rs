@@ -5,7 +5,8 @@
 //! - [`subscription`], [`retry`], [`rule`]: who consumes, how failures are repeated, what stops it
 //! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
 //! - [`resequencer`]: the consumer's side of the order
-//! - [`id`], [`name`], [`time`]: numbers, names and points in time
+//! - [`id`], [`name`], [`pattern`], [`time`]: numbers, names and points in time
+//! - [`token`]: who may do what over the network
 
 pub mod chunk;
 pub mod event;
@@ -15,6 +16,7 @@ pub mod lease;
 pub mod mask;
 pub mod name;
 pub mod outcome;
+pub mod pattern;
 pub mod resequencer;
 pub mod retry;
 pub mod rule;
@@ -22,3 +24,4 @@ pub mod slice;
 pub mod status;
 pub mod subscription;
 pub mod time;
+pub mod token;

@@ -9,6 +9,7 @@ pub(crate) mod claimed;
 pub(crate) mod idempotency;
 pub mod postgres;
 pub mod sqlite;
+pub(crate) mod token;
 pub mod verbs;
 
 use crate::error::{Error, Result};
@@ -16,6 +17,7 @@ use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::time::Time;
+use crate::model::token::Token;
 use async_trait::async_trait;
 use postgres::PostgresStore;
 use sqlite::SqliteStore;
@@ -138,6 +140,15 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>>;
     /// Lets parked keys go on. Gives how many.
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64>;
+
+    /// Keeps a token. `Conflict` when its name is taken.
+    async fn put_token(&self, put: PutToken) -> Result<Token>;
+    /// All tokens, by name.
+    async fn tokens(&self) -> Result<Vec<Token>>;
+    /// Deletes a token.
+    async fn delete_token(&self, name: &str) -> Result<()>;
+    /// Records when tokens were last used. Unknown ones are passed over.
+    async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()>;
 
     /// Records a sign of life and gives all living workers in birth order.
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>>;

@@ -11,6 +11,7 @@ use crate::model::slice::Slice;
 use crate::model::status::{Counts, Status};
 use crate::model::subscription::{Policy, Start};
 use crate::model::time::Time;
+use crate::model::token::Token;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -428,6 +429,15 @@ pub struct Stats {
     pub oldest_ready_at: Option<Time>,
     /// The rules in force.
     pub rules: Vec<Rule>,
+}
+
+/// Keeps a token.
+#[derive(Clone, Debug)]
+pub struct PutToken {
+    /// The token; the store sets when it was created.
+    pub token: Token,
+    /// Test time.
+    pub now: Option<Time>,
 }
 
 /// A sign of life of a process.

@@ -45,5 +45,6 @@ mod settle;
 #[path = "../stores/mod.rs"]
 mod stores;
 mod suspects;
+mod tokens;
 mod traps;
 mod workers;

@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tramline::model::rule::AuditEntry;
+use tramline::model::token::Token;
 use tramline::store::verbs::*;
 use tramline::{
     Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown, SqliteStore, Store,
@@ -255,6 +256,18 @@ impl Store for Disturbed {
     }
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
         self.inner.release_parked(release).await
+    }
+    async fn put_token(&self, put: PutToken) -> Result<Token> {
+        self.inner.put_token(put).await
+    }
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        self.inner.tokens().await
+    }
+    async fn delete_token(&self, name: &str) -> Result<()> {
+        self.inner.delete_token(name).await
+    }
+    async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
+        self.inner.touch_tokens(uses).await
     }
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {
         self.pass("beat", self.inner.beat(beat)).await

@@ -5,8 +5,11 @@ use crate::error::{Error, Result};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
 /// Every migration, oldest first. They are never changed once released.
-const MIGRATIONS: &[(i64, &str)] =
-    &[(1, include_str!("migrations/0001_core.sql")), (2, include_str!("migrations/0002_emit.sql"))];
+const MIGRATIONS: &[(i64, &str)] = &[
+    (1, include_str!("migrations/0001_core.sql")),
+    (2, include_str!("migrations/0002_emit.sql")),
+    (3, include_str!("migrations/0003_token.sql")),
+];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";
 

@@ -24,6 +24,7 @@ mod session;
 mod settle;
 mod step;
 mod sweep;
+mod token;
 
 pub use options::PostgresOptions;
 
@@ -33,6 +34,7 @@ use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::time::Time;
+use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::catalog::Catalog;
 use crate::store::verbs::*;
@@ -397,6 +399,26 @@ impl Store for PostgresStore {
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::release_parked(
             session, &release
         ))
+    }
+
+    async fn put_token(&self, put: PutToken) -> Result<Token> {
+        let begin = reading(put.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| token::put(session, &put.token))
+    }
+
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| token::all(session))
+    }
+
+    async fn delete_token(&self, name: &str) -> Result<()> {
+        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| token::delete(
+            session, name
+        ))
+    }
+
+    async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
+        let begin = Begin { may_be_lost: true, ..reading(None) };
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| token::touch(session, &uses))
     }
 
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {

@@ -2,7 +2,7 @@
 //!
 //! - `writer`, `readers`, `session`: how a step gets a connection, the time and the catalogue
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
-//! - `mend`, `look`, `sweep`, `catalog`: everything else
+//! - `mend`, `look`, `sweep`, `catalog`, `token`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
 mod catalog;
@@ -17,6 +17,7 @@ mod rows;
 mod session;
 mod settle;
 mod sweep;
+mod token;
 mod writer;
 
 use crate::error::{Error, Result};
@@ -25,6 +26,7 @@ use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::time::Time;
+use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::verbs::*;
 use async_trait::async_trait;
@@ -308,6 +310,23 @@ impl Store for SqliteStore {
 
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
         self.write(Durable::Yes, release.now, move |session| mend::release_parked(session, &release)).await
+    }
+
+    async fn put_token(&self, put: PutToken) -> Result<Token> {
+        self.write(Durable::Yes, put.now, move |session| token::put(session, &put.token)).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        self.read(None, |session| token::all(session.conn)).await
+    }
+
+    async fn delete_token(&self, name: &str) -> Result<()> {
+        let name = name.to_owned();
+        self.write(Durable::Yes, None, move |session| token::delete(session.conn, &name)).await
+    }
+
+    async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
+        self.write(Durable::No, None, move |session| token::touch(session.conn, &uses)).await
     }
 
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {

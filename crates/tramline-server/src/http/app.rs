@@ -1,0 +1,98 @@
+//! What all handlers share.
+
+use crate::config::Config;
+use crate::http::access::Access;
+use crate::http::metrics::Metrics;
+use crate::http::problem::{Answer, Problem};
+use crate::http::workers::Workers;
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tramline::{Subscription, Tramline};
+
+/// How long a looked-up subscription is good for. A stale one is noticed by its number, which is never reused.
+const FRESH: Duration = Duration::from_secs(1);
+/// How many subscriptions are remembered.
+const REMEMBERED: usize = 10_000;
+
+/// What all handlers share.
+pub(crate) struct App {
+    pub(crate) tram: Tramline,
+    pub(crate) config: Config,
+    pub(crate) access: Access,
+    pub(crate) workers: Workers,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Cancelled when the server is asked to stop: who waits, answers; who follows, ends.
+    pub(crate) draining: CancellationToken,
+    /// Room for requests, for claims that wait, and for followers.
+    pub(crate) requests: Arc<Semaphore>,
+    pub(crate) waiting: Arc<Semaphore>,
+    pub(crate) followers: Arc<Semaphore>,
+    pub(crate) started: Instant,
+    known: Mutex<HashMap<String, (Arc<Subscription>, Instant)>>,
+}
+
+/// The state of the router.
+pub(crate) type Shared = Arc<App>;
+
+impl App {
+    pub(crate) fn new(tram: Tramline, config: Config, access: Access, metrics: Arc<Metrics>) -> Shared {
+        Arc::new(App {
+            tram,
+            access,
+            workers: Workers::default(),
+            metrics,
+            draining: CancellationToken::new(),
+            requests: Arc::new(Semaphore::new(config.max_requests)),
+            waiting: Arc::new(Semaphore::new(config.max_waiting)),
+            followers: Arc::new(Semaphore::new(config.max_followers)),
+            started: Instant::now(),
+            known: Mutex::default(),
+            config,
+        })
+    }
+
+    /// Asks the store, but not for ever.
+    pub(crate) async fn ask<T>(&self, call: impl Future<Output = tramline::Result<T>>) -> Answer<T> {
+        match tokio::time::timeout(self.config.store_timeout(), call).await {
+            Ok(answer) => Ok(answer?),
+            Err(_) => {
+                tracing::warn!("the store did not answer a request in time");
+                Err(Problem::new(
+                    axum::http::StatusCode::SERVICE_UNAVAILABLE,
+                    "the store did not answer in time; it is not known whether anything was stored",
+                    "try again; emits are safe to repeat with an Idempotency-Key",
+                ))
+            }
+        }
+    }
+
+    /// A subscription by name, looked up at most once a second.
+    pub(crate) async fn subscription(&self, name: &str) -> Answer<Arc<Subscription>> {
+        if let Some((known, at)) = self.known().get(name)
+            && at.elapsed() < FRESH
+        {
+            return Ok(known.clone());
+        }
+        let found = Arc::new(self.ask(self.tram.subscription(name)).await?);
+        let mut known = self.known();
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(name.to_owned(), (found.clone(), Instant::now()));
+        Ok(found)
+    }
+
+    /// A subscription has changed or is gone.
+    pub(crate) fn forget(&self, name: &str) {
+        self.known().remove(name);
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Arc<Subscription>, Instant)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,254 @@
+//! Dead events and parked keys: looking, replaying, dropping, releasing, resending.
+
+use crate::http::access::Caller;
+use crate::http::app::Shared;
+use crate::http::body;
+use crate::http::json::{EventOut, Id, List, When, ok};
+use crate::http::params::{Name, Page, Params};
+use crate::http::problem::{Answer, Problem};
+use crate::http::subscriptions::named;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use tramline::Scope;
+use tramline::store::verbs::{DeadEvent, ParkedKey, Which};
+use utoipa::ToSchema;
+
+const MANAGE: &[Scope] = &[Scope::Manage];
+/// How many ids or keys one request names at most.
+const MOST: usize = 10_000;
+
+/// A dead or held event.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct DeadOut<'a> {
+    #[serde(flatten)]
+    event: EventOut<'a>,
+    /// Settled failures
+    attempt: u32,
+    /// Leases that ended by expiry
+    crashes: u32,
+    /// Why it failed last
+    error: &'a str,
+    died_at: When,
+}
+
+impl<'a> From<&'a DeadEvent> for DeadOut<'a> {
+    fn from(dead: &'a DeadEvent) -> DeadOut<'a> {
+        DeadOut {
+            event: EventOut::new(&dead.event),
+            attempt: dead.attempts,
+            crashes: dead.crashes,
+            error: &dead.error,
+            died_at: When(dead.died_at),
+        }
+    }
+}
+
+/// Dead and held events, by id.
+#[utoipa::path(get, path = "/v1/subscriptions/{name}/dead", tag = "dead", params(("name" = String, Path), Page),
+    responses((status = 200, body = List<DeadOut<'static>>)), security(("token" = ["manage"])))]
+pub(crate) async fn dead(
+    State(app): State<Shared>,
+    caller: Caller,
+    name: Name,
+    Params(page): Params<Page>,
+) -> Answer<Response> {
+    let subscription = named(&app, &caller, MANAGE, name).await?;
+    let dead = app.ask(app.tram.dead(&subscription.name, page.after_id()?, page.limit())).await?;
+    let next =
+        dead.last().filter(|_| dead.len() == page.limit() as usize).map(|last| last.event.id.to_string());
+    Ok(ok(List { items: dead.iter().map(DeadOut::from).collect(), next }).into_response())
+}
+
+/// Which dead events.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WhichIn {
+    ids: Option<Vec<Id>>,
+    #[serde(default)]
+    all: bool,
+    /// Those that died at or after this time
+    since: Option<When>,
+}
+
+impl WhichIn {
+    fn which(self) -> Answer<Which> {
+        match (self.ids, self.all, self.since) {
+            (Some(ids), false, None) if ids.len() <= MOST => {
+                Ok(Which::Ids(ids.into_iter().map(|id| id.0).collect()))
+            }
+            (Some(_), false, None) => Err(Problem::invalid("there are too many ids", "name at most 10,000")),
+            (None, true, None) => Ok(Which::All),
+            (None, false, Some(since)) => Ok(Which::Since(since.0)),
+            _ => Err(Problem::invalid(
+                "it is not clear which events are meant",
+                "set one of ids, all or since",
+            )),
+        }
+    }
+}
+
+/// How many.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Count {
+    count: u64,
+}
+
+/// Runs dead and held events again, with their attempts counted anew.
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/replay", tag = "dead", params(("name" = String, Path)),
+    request_body = WhichIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
+pub(crate) async fn replay(
+    State(app): State<Shared>,
+    caller: Caller,
+    name: Name,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Response> {
+    let subscription = named(&app, &caller, MANAGE, name).await?;
+    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let which = body::parse::<WhichIn>(&body)?.which()?;
+    let count = app.ask(app.tram.replay(&subscription.name, which)).await?;
+    Ok(ok(Count { count }).into_response())
+}
+
+/// Drops dead and held events.
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/drop", tag = "dead", params(("name" = String, Path)),
+    request_body = WhichIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
+pub(crate) async fn drop(
+    State(app): State<Shared>,
+    caller: Caller,
+    name: Name,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Response> {
+    let subscription = named(&app, &caller, MANAGE, name).await?;
+    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let which = body::parse::<WhichIn>(&body)?.which()?;
+    let count = app.ask(app.tram.drop_dead(&subscription.name, which)).await?;
+    Ok(ok(Count { count }).into_response())
+}
+
+/// A key that waits.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ParkedOut {
+    topic: String,
+    key: String,
+    /// The event that everything of the key waits for
+    blocked_by: Id,
+    /// When that event may run; null if it is held
+    due_at: Option<When>,
+    since: When,
+    /// How many events wait behind it
+    waiting: u64,
+}
+
+impl From<&ParkedKey> for ParkedOut {
+    fn from(parked: &ParkedKey) -> ParkedOut {
+        ParkedOut {
+            topic: parked.topic.to_string(),
+            key: parked.key.to_string(),
+            blocked_by: Id(parked.blocked_by),
+            due_at: parked.due_at.map(When),
+            since: When(parked.since),
+            waiting: parked.waiting,
+        }
+    }
+}
+
+/// Parked keys, with what blocks them.
+#[utoipa::path(get, path = "/v1/subscriptions/{name}/parked", tag = "dead", params(("name" = String, Path), Page),
+    responses((status = 200, body = List<ParkedOut>)), security(("token" = ["manage"])))]
+pub(crate) async fn parked(
+    State(app): State<Shared>,
+    caller: Caller,
+    name: Name,
+    Params(page): Params<Page>,
+) -> Answer<Response> {
+    let subscription = named(&app, &caller, MANAGE, name).await?;
+    let parked = app.ask(app.tram.parked(&subscription.name, page.after_id()?, page.limit())).await?;
+    let next = parked.last().filter(|_| parked.len() == page.limit() as usize);
+    let next = next.map(|last| last.blocked_by.to_string());
+    Ok(ok(List { items: parked.iter().map(ParkedOut::from).collect(), next }).into_response())
+}
+
+/// Which keys.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeysIn {
+    keys: Option<Vec<KeyIn>>,
+    #[serde(default)]
+    all: bool,
+}
+
+/// A key of a topic.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeyIn {
+    /// May be left out if the subscription has one topic
+    topic: Option<String>,
+    key: String,
+}
+
+/// Lets parked keys go on: a waiting event runs now, a held one is replayed.
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/parked/release", tag = "dead", params(("name" = String, Path)),
+    request_body = KeysIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
+pub(crate) async fn release_parked(
+    State(app): State<Shared>,
+    caller: Caller,
+    name: Name,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Response> {
+    let subscription = named(&app, &caller, MANAGE, name).await?;
+    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let keys: KeysIn = body::parse(&body)?;
+    let unclear =
+        || Problem::invalid("it is not clear which keys are meant", "set keys (topic and key), or all");
+    let mut named_keys = Vec::new();
+    match (&keys.keys, keys.all) {
+        (None, true) => {}
+        (Some(keys), false) if !keys.is_empty() && keys.len() <= MOST => {
+            for key in keys {
+                let topic = match (&key.topic, &subscription.topics[..]) {
+                    (Some(topic), _) => topic,
+                    (None, [only]) => &**only,
+                    _ => return Err(unclear()),
+                };
+                named_keys.push((topic, &*key.key));
+            }
+        }
+        _ => return Err(unclear()),
+    }
+    let count = app.ask(app.tram.release_parked(&subscription.name, &named_keys)).await?;
+    Ok(ok(Count { count }).into_response())
+}
+
+/// Which events.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct IdsIn {
+    ids: Vec<Id>,
+}
+
+/// Makes events run again that the subscription had settled or lost. It does not emit.
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/resend", tag = "dead", params(("name" = String, Path)),
+    request_body = IdsIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
+pub(crate) async fn resend(
+    State(app): State<Shared>,
+    caller: Caller,
+    name: Name,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Response> {
+    let subscription = named(&app, &caller, MANAGE, name).await?;
+    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let ids: IdsIn = body::parse(&body)?;
+    if ids.ids.len() > MOST {
+        return Err(Problem::invalid("there are too many ids", "name at most 10,000"));
+    }
+    let ids = ids.ids.into_iter().map(|id| id.0).collect();
+    let count = app.ask(app.tram.resend(&subscription.name, ids)).await?;
+    Ok(ok(Count { count }).into_response())
+}

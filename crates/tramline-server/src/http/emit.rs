@@ -1,0 +1,275 @@
+//! POST /v1/topics/{topic}/events: one event, an array, a stream of lines, or raw bytes.
+
+use crate::http::access::Caller;
+use crate::http::app::{App, Shared};
+use crate::http::body;
+use crate::http::json::{Id, When, json_response};
+use crate::http::ndjson;
+use crate::http::params::Name;
+use crate::http::problem::{Answer, Problem};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::time::Duration;
+use tramline::model::event::JSON;
+use tramline::{Event, Headers, Kind, Receipt, Scope};
+use utoipa::ToSchema;
+
+/// How many events an array has at most.
+const MAX_EVENTS: usize = 10_000;
+/// The longest delay: a hundred years.
+pub(crate) const MAX_DELAY_MS: u64 = 100 * 366 * 24 * 3600 * 1000;
+/// What an event in JSON may weigh beside its payload.
+const BESIDE: usize = 256 << 10;
+
+/// An event to emit.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EventIn<'a> {
+    /// Any JSON
+    #[serde(borrow)]
+    #[schema(value_type = serde_json::Value)]
+    payload: &'a RawValue,
+    #[serde(borrow, default, rename = "type")]
+    kind: Option<Cow<'a, str>>,
+    /// The object that the event is about; events of one topic and key are strictly ordered
+    #[serde(borrow, default)]
+    key: Option<Cow<'a, str>>,
+    #[serde(default)]
+    headers: Option<Headers>,
+    /// Not before this long after it is stored
+    #[serde(default)]
+    delay_ms: Option<u64>,
+    /// Not before this time
+    #[serde(default)]
+    due_at: Option<When>,
+    /// From 0 (first) to 9 (last); 5 unless set
+    #[serde(default)]
+    priority: Option<u8>,
+    /// The latest state of the key's object, readable at /v1/topics/{topic}/head
+    #[serde(borrow, default)]
+    #[schema(value_type = Option<serde_json::Value>)]
+    state: Option<&'a RawValue>,
+}
+
+/// One event or many.
+#[derive(ToSchema)]
+#[schema(as = EmitBody)]
+#[expect(dead_code, reason = "only described; what comes is read by its first byte")]
+#[serde(untagged)]
+pub(crate) enum EmitBody<'a> {
+    One(Box<EventIn<'a>>),
+    Many(Vec<EventIn<'a>>),
+}
+
+/// What was stored.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct EmittedOut {
+    id: Id,
+    prev: Option<Id>,
+    key: Option<String>,
+}
+
+/// What was stored, in the order of the request.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Receipts {
+    pub(crate) events: Vec<EmittedOut>,
+}
+
+/// Emits one event, an array (all or nothing, up to 10,000) or lines of JSON (all or nothing per 1,024 lines). Any other content
+/// type is one event of raw bytes, with `tramline-key`, `tramline-type`, `tramline-delay-ms`, `tramline-priority` and
+/// `tramline-header-*` as headers. Unknown topics are created.
+#[utoipa::path(post, path = "/v1/topics/{topic}/events", tag = "events",
+    params(("topic" = String, Path, description = "The topic; / inside is written %2F"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Repeating it within a day stores nothing")),
+    request_body(content((EmitBody<'static> = "application/json"), (String = "application/x-ndjson"), (Vec<u8> = "application/octet-stream"))),
+    responses((status = 201, description = "Stored", body = Receipts)),
+    security(("token" = ["publish"])))]
+pub(crate) async fn emit(
+    State(app): State<Shared>,
+    caller: Caller,
+    name: Name,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Response> {
+    caller.topic(&[Scope::Publish], &name.0)?;
+    let topic = name.checked("topic")?;
+    let content_type = content_type(&headers)?;
+    let idempotency_key = text(&headers, "idempotency-key")?;
+    let started = tokio::time::Instant::now();
+    if content_type == "application/x-ndjson" {
+        return ndjson::emit(&app, &topic, idempotency_key, &headers, body).await;
+    }
+    let limit = app.config.max_body;
+    let body = body::read(&headers, body, limit, app.config.body_timeout()).await?;
+    let mut events = if content_type == JSON {
+        read_json(&topic, &body, app.config.max_payload)?
+    } else {
+        vec![raw(&topic, &headers, content_type, body, app.config.max_payload)?]
+    };
+    let keys: Vec<Option<String>> = events.iter().map(|(_, key)| key.clone()).collect();
+    if let Some(key) = idempotency_key
+        && let Some((first, _)) = events.first_mut()
+    {
+        *first = first.clone().idempotency_key(key);
+    }
+    let receipt = store(&app, &topic, events.into_iter().map(|(event, _)| event).collect()).await?;
+    app.metrics.emit_seconds.observe(&topic, started.elapsed());
+    let answer = Receipts { events: receipts(receipt, keys) };
+    Ok(json_response(StatusCode::CREATED, serde_json::to_vec(&answer)?))
+}
+
+/// Stores events, and counts them.
+pub(crate) async fn store(app: &App, topic: &str, events: Vec<Event>) -> Answer<Receipt> {
+    let count = events.len() as u64;
+    match app.ask(app.tram.emit(events)).await {
+        Ok(receipt) => {
+            if !receipt.repeated {
+                app.metrics.emitted.add(topic, count);
+            }
+            Ok(receipt)
+        }
+        Err(problem) => {
+            app.metrics.emit_failures.add(topic, 1);
+            Err(problem)
+        }
+    }
+}
+
+/// The receipt as it is told.
+pub(crate) fn receipts(receipt: Receipt, keys: Vec<Option<String>>) -> Vec<EmittedOut> {
+    let told = |(event, key): (tramline::Emitted, Option<String>)| EmittedOut {
+        id: Id(event.id),
+        prev: event.prev.map(Id),
+        key,
+    };
+    receipt.events.into_iter().zip(keys).map(told).collect()
+}
+
+/// An event and its key.
+pub(crate) type Keyed = (Event, Option<String>);
+
+/// The events in a JSON body.
+fn read_json(topic: &str, body: &Bytes, max_payload: usize) -> Answer<Vec<Keyed>> {
+    if body.trim_ascii_start().first() != Some(&b'[') {
+        return Ok(vec![event(topic, body, max_payload)?]);
+    }
+    let many: Vec<EventIn<'_>> = serde_json::from_slice(body)?;
+    if many.len() > MAX_EVENTS {
+        return Err(Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the array has {} events; at most {MAX_EVENTS} are stored together", many.len()),
+            "send several arrays, or application/x-ndjson",
+        ));
+    }
+    many.into_iter().map(|one| one.event(topic, body, max_payload)).collect()
+}
+
+/// The one event in a piece of JSON.
+pub(crate) fn event(topic: &str, json: &Bytes, max_payload: usize) -> Answer<Keyed> {
+    serde_json::from_slice::<EventIn<'_>>(json)?.event(topic, json, max_payload)
+}
+
+/// The longest line of a stream.
+pub(crate) fn longest_line(max_payload: usize) -> usize {
+    max_payload + BESIDE
+}
+
+impl EventIn<'_> {
+    /// The event. Its payload shares the memory of `body`, in which it was found.
+    fn event(self, topic: &str, body: &Bytes, max_payload: usize) -> Answer<Keyed> {
+        let payload = self.payload.get().as_bytes();
+        check_payload(payload.len(), max_payload)?;
+        let mut event = Event::new(topic, body.slice_ref(payload)).content_type(JSON);
+        if let Some(kind) = self.kind {
+            event = event.kind(kind);
+        }
+        let key = self.key.map(Cow::into_owned);
+        if let Some(key) = &key {
+            event = event.key(key.as_str());
+        }
+        for (name, value) in self.headers.into_iter().flatten() {
+            event = event.header(name, value);
+        }
+        event = match (self.delay_ms, self.due_at) {
+            (Some(_), Some(_)) => {
+                return Err(Problem::invalid("both delay_ms and due_at are set", "set one of them"));
+            }
+            (Some(delay), None) => event.delay(delay_of(delay)?),
+            (None, Some(time)) => event.at(time.0),
+            (None, None) => event,
+        };
+        if let Some(priority) = self.priority {
+            event = event.priority(priority);
+        }
+        if let Some(state) = self.state {
+            event = event.state(body.slice_ref(state.get().as_bytes()));
+        }
+        Ok((event, key))
+    }
+}
+
+/// A delay, if it is not absurd.
+pub(crate) fn delay_of(millis: u64) -> Answer<Duration> {
+    if millis > MAX_DELAY_MS {
+        return Err(Problem::invalid("the delay is longer than a hundred years", "use a shorter delay_ms"));
+    }
+    Ok(Duration::from_millis(millis))
+}
+
+fn raw(topic: &str, headers: &HeaderMap, kind: &str, body: Bytes, max_payload: usize) -> Answer<Keyed> {
+    check_payload(body.len(), max_payload)?;
+    let mut event = Event::new(topic, body).content_type(kind);
+    let key = text(headers, "tramline-key")?.map(str::to_owned);
+    if let Some(key) = &key {
+        event = event.key(key.as_str());
+    }
+    if let Some(kind) = text(headers, "tramline-type")? {
+        event = event.kind(kind);
+    }
+    if let Some(delay) = number(headers, "tramline-delay-ms")? {
+        event = event.delay(delay_of(delay)?);
+    }
+    if let Some(priority) = number(headers, "tramline-priority")? {
+        event = event.priority(u8::try_from(priority).unwrap_or(u8::MAX));
+    }
+    for name in headers.keys().filter(|name| name.as_str().starts_with("tramline-header-")) {
+        let value = text(headers, name.as_str())?.unwrap_or_default();
+        event = event.header(&name.as_str()["tramline-header-".len()..], value);
+    }
+    Ok((event, key))
+}
+
+fn check_payload(size: usize, most: usize) -> Answer<()> {
+    if size <= most {
+        return Ok(());
+    }
+    let remedy = "send less, or store it elsewhere and emit a reference";
+    let message = format!("the payload has {size} bytes; at most {most} are allowed");
+    Err(tramline::Error::new(Kind::TooLarge, message, remedy).into())
+}
+
+/// The content type without its parameters; JSON if there is none.
+fn content_type(headers: &HeaderMap) -> Answer<&str> {
+    let Some(value) = text(headers, header::CONTENT_TYPE.as_str())? else { return Ok(JSON) };
+    let plain = value.split(';').next().unwrap_or_default().trim();
+    Ok(if plain.eq_ignore_ascii_case(JSON) { JSON } else { plain })
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Answer<Option<&'a str>> {
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    let text = std::str::from_utf8(value.as_bytes());
+    text.map(Some)
+        .map_err(|_| Problem::malformed(format!("the header {name} is not UTF-8"), "send it in UTF-8"))
+}
+
+fn number(headers: &HeaderMap, name: &str) -> Answer<Option<u64>> {
+    let Some(text) = text(headers, name)? else { return Ok(None) };
+    let number = text.parse().map(Some);
+    number.map_err(|_| Problem::invalid(format!("the header {name} is not a number"), "send digits only"))
+}

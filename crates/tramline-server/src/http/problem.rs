@@ -1,0 +1,139 @@
+//! Errors as clients see them: `application/problem+json`, mapped from the library's errors in one place.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use tramline::{Error, Kind};
+use utoipa::ToSchema;
+
+/// A result whose error is an answer.
+pub(crate) type Answer<T> = Result<T, Problem>;
+
+/// What went wrong, and what to do about it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Problem {
+    /// A name for the kind of problem, as a URI
+    #[serde(rename = "type")]
+    kind: String,
+    /// The kind of problem in words
+    title: &'static str,
+    /// The HTTP status
+    #[serde(serialize_with = "as_number")]
+    #[schema(value_type = u16)]
+    status: StatusCode,
+    /// What happened
+    detail: String,
+    /// What to do about it
+    remedy: String,
+    /// Streams: the first line that was not stored, from 1
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u64>,
+    /// Streams: how many events were stored before that line
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stored: Option<u64>,
+    #[serde(skip)]
+    retry_after: Option<u32>,
+}
+
+fn as_number<S: serde::Serializer>(status: &StatusCode, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u16(status.as_u16())
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>, remedy: impl Into<String>) -> Problem {
+        let title = status.canonical_reason().unwrap_or("Error");
+        let kind = format!("urn:tramline:problem:{}", title.to_ascii_lowercase().replace(' ', "-"));
+        let (detail, remedy) = (detail.into(), remedy.into());
+        let busy = matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS);
+        Problem {
+            kind,
+            title,
+            status,
+            detail,
+            remedy,
+            line: None,
+            stored: None,
+            retry_after: busy.then_some(1),
+        }
+    }
+
+    /// Not even well-formed.
+    pub(crate) fn malformed(detail: impl Into<String>, remedy: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::BAD_REQUEST, detail, remedy)
+    }
+
+    /// Well-formed, but it can never succeed.
+    pub(crate) fn invalid(detail: impl Into<String>, remedy: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail, remedy)
+    }
+
+    /// Nothing has that name.
+    pub(crate) fn not_found(detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::NOT_FOUND, detail, "check the spelling; lists show what there is")
+    }
+
+    /// More than a limit allows.
+    pub(crate) fn too_large(most: usize) -> Problem {
+        Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body is larger than {most} bytes"),
+            "send less at once, send it as application/x-ndjson, or store it elsewhere and emit a reference",
+        )
+    }
+
+    /// In a stream: where it stopped, and how much is stored.
+    pub(crate) fn at_line(mut self, line: u64, stored: u64) -> Problem {
+        self.line = Some(line);
+        self.stored = Some(stored);
+        self
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Problem {
+        let status = match error.kind() {
+            Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::Conflict | Kind::LeaseLost => StatusCode::CONFLICT,
+            Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            _ => StatusCode::UNPROCESSABLE_ENTITY,
+        };
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            tracing::warn!(error = %error, "the store did not answer a request");
+        }
+        Problem::new(status, error.message(), error.remedy())
+    }
+}
+
+/// JSON that cannot be read: malformed, or not what was asked for.
+impl From<serde_json::Error> for Problem {
+    fn from(error: serde_json::Error) -> Problem {
+        if error.is_data() {
+            return Problem::invalid(
+                format!("the JSON does not fit: {error}"),
+                "compare it with /v1/openapi.json",
+            );
+        }
+        Problem::malformed(format!("this is not JSON: {error}"), "send well-formed JSON in UTF-8")
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = (self.status, body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"tramline\""));
+        }
+        response
+    }
+}

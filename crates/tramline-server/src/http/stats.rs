@@ -1,0 +1,141 @@
+//! Live figures: who works, and how much is to be done.
+
+use crate::http::access::Caller;
+use crate::http::app::Shared;
+use crate::http::events::READ;
+use crate::http::json::{When, ok};
+use crate::http::problem::Answer;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use std::collections::HashMap;
+use tramline::{Counts, SubscriptionId};
+use utoipa::ToSchema;
+
+/// How many subscriptions the figures are about, at most.
+pub(crate) const MOST: usize = 1_000;
+
+/// All workers.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct WorkersOut {
+    items: Vec<WorkerOut>,
+    #[schema(value_type = Option<String>)]
+    next: Option<()>,
+}
+
+/// Somebody who claims.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct WorkerOut {
+    name: String,
+    /// `process`: has a heartbeat in the store; `http`: claimed over HTTP from this node in the last minutes
+    kind: &'static str,
+    subscriptions: Vec<String>,
+    born_at: When,
+    /// Its last sign of life
+    beat_at: When,
+    /// How often it claimed, over HTTP
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claims: Option<u64>,
+}
+
+/// Who works on what, as far as the token may see it.
+#[utoipa::path(get, path = "/v1/workers", tag = "figures", responses((status = 200, body = WorkersOut)),
+    security(("token" = ["consume"]), ("token" = ["manage"])))]
+pub(crate) async fn workers(State(app): State<Shared>, caller: Caller) -> Answer<Response> {
+    caller.needs(READ)?;
+    let known = app.ask(app.tram.subscriptions()).await?;
+    let seen: HashMap<SubscriptionId, &str> =
+        known.iter().filter(|one| caller.sees(one)).map(|one| (one.id, &*one.name)).collect();
+    let all = caller.everywhere().is_ok();
+    let mut items = Vec::new();
+    for worker in app.ask(app.tram.workers()).await? {
+        let subscriptions: Vec<String> =
+            worker.subscriptions.iter().filter_map(|id| seen.get(id)).map(ToString::to_string).collect();
+        if all || !subscriptions.is_empty() {
+            let (born_at, beat_at) = (When(worker.born_at), When(worker.beat_at));
+            items.push(WorkerOut {
+                name: worker.name,
+                kind: "process",
+                subscriptions,
+                born_at,
+                beat_at,
+                claims: None,
+            });
+        }
+    }
+    let now = app.ask(app.tram.store().now()).await?;
+    for worker in app.workers.list() {
+        if seen.values().any(|name| *name == &*worker.subscription) {
+            items.push(WorkerOut {
+                name: worker.name.to_string(),
+                kind: "http",
+                subscriptions: vec![worker.subscription.to_string()],
+                born_at: When(now.before(worker.known_for)),
+                beat_at: When(now.before(worker.idle_for)),
+                claims: Some(worker.claims),
+            });
+        }
+    }
+    Ok(ok(WorkersOut { items, next: None }).into_response())
+}
+
+/// The figures of everything.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StatsOut {
+    version: &'static str,
+    /// How long this node has been running
+    uptime_ms: u64,
+    now: When,
+    topics: usize,
+    #[schema(value_type = std::collections::BTreeMap<String, u64>)]
+    counts: Counts,
+    subscriptions: Vec<SubscriptionStats>,
+}
+
+/// The figures of one subscription.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SubscriptionStats {
+    name: String,
+    #[schema(value_type = std::collections::BTreeMap<String, u64>)]
+    counts: Counts,
+    oldest_ready_at: Option<When>,
+    /// The rules that stop it
+    #[schema(value_type = Vec<String>)]
+    stopped_by: Vec<tramline::RuleKind>,
+}
+
+/// How much is to be done, in the first 1,000 subscriptions that the token may see.
+#[utoipa::path(get, path = "/v1/stats", tag = "figures", responses((status = 200, body = StatsOut)),
+    security(("token" = ["consume"]), ("token" = ["manage"])))]
+pub(crate) async fn stats(State(app): State<Shared>, caller: Caller) -> Answer<Response> {
+    caller.needs(READ)?;
+    let topics =
+        app.ask(app.tram.topics()).await?.iter().filter(|topic| caller.sees_topic(&topic.name)).count();
+    let now = app.ask(app.tram.store().now()).await?;
+    let mut sum = Counts::default();
+    let mut subscriptions = Vec::new();
+    let all = app.ask(app.tram.subscriptions()).await?;
+    for subscription in all.iter().filter(|one| caller.sees(one)).take(MOST) {
+        let stats = match app.ask(app.tram.store().stats(subscription.id, None)).await {
+            // Deleted since the list was read.
+            Err(problem) if problem.status() == StatusCode::NOT_FOUND => continue,
+            stats => stats?,
+        };
+        sum.ready += stats.counts.ready;
+        sum.delayed += stats.counts.delayed;
+        sum.leased += stats.counts.leased;
+        sum.parked += stats.counts.parked;
+        sum.dead += stats.counts.dead;
+        subscriptions.push(SubscriptionStats {
+            name: subscription.name.to_string(),
+            counts: stats.counts,
+            oldest_ready_at: stats.oldest_ready_at.map(When),
+            stopped_by: stats.rules.iter().map(|rule| rule.kind).collect(),
+        });
+    }
+    let uptime_ms = u64::try_from(app.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let version = env!("CARGO_PKG_VERSION");
+    Ok(ok(StatsOut { version, uptime_ms, now: When(now), topics, counts: sum, subscriptions })
+        .into_response())
+}

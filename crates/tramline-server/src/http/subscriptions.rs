@@ -1,0 +1,292 @@
+//! Subscriptions: creating, changing, looking, deleting.
+
+use crate::http::access::Caller;
+use crate::http::app::{App, Shared};
+use crate::http::body;
+use crate::http::control::RuleOut;
+use crate::http::events::READ;
+use crate::http::json::{List, When, ok, parse_time};
+use crate::http::params::{Name, Page, Params};
+use crate::http::problem::{Answer, Problem};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tramline::{
+    Backoff, Counts, Guarantee, OnExhausted, Ordering, Policy, Retry, Scope, Start, Subscription,
+    WhileRetrying,
+};
+use utoipa::ToSchema;
+
+/// How many topics a subscription has at most.
+const MAX_TOPICS: usize = 1_000;
+
+/// What may be said of a subscription. What is left out is as it was, or the default.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SubscriptionIn {
+    /// All topics that it consumes; unknown ones are created
+    topics: Vec<String>,
+    /// `pull`: workers claim
+    #[serde(default)]
+    kind: SubscriptionKind,
+    /// `none` or `key`; never changes
+    #[schema(value_type = Option<String>)]
+    ordering: Option<Ordering>,
+    /// `at_least_once` or `at_most_once`; never changes
+    #[schema(value_type = Option<String>)]
+    guarantee: Option<Guarantee>,
+    /// `park` or `halt`
+    #[schema(value_type = Option<String>)]
+    while_retrying: Option<WhileRetrying>,
+    /// `dead`, `hold` or `drop`
+    #[schema(value_type = Option<String>)]
+    on_exhausted: Option<OnExhausted>,
+    /// How many settled failures make an event dead
+    max_attempts: Option<u32>,
+    /// `{kind: constant, delay_ms}`, `{kind: exponential, first_ms, most_ms}` or `{kind: list, delays_ms}`
+    #[schema(value_type = Option<serde_json::Value>)]
+    backoff: Option<BackoffIn>,
+    /// How long a claim lasts if it is not extended
+    lease_ms: Option<u64>,
+    /// How long a handler may run
+    time_limit_ms: Option<u64>,
+    /// How many events one claim takes at most
+    claim_size: Option<u32>,
+    /// Where it starts in topics that are new to it: `beginning`, `now` or a time
+    start: Option<String>,
+}
+
+/// How events get to their consumer.
+#[derive(Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SubscriptionKind {
+    #[default]
+    Pull,
+    Push,
+}
+
+/// A backoff, of which everything but the kind may be left out.
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+enum BackoffIn {
+    Constant { delay_ms: Option<u64> },
+    Exponential { first_ms: Option<u64>, most_ms: Option<u64> },
+    List { delays_ms: Vec<u64> },
+}
+
+impl BackoffIn {
+    fn resolve(self) -> Backoff {
+        let millis = |millis: Option<u64>, default| Duration::from_millis(millis.unwrap_or(default));
+        match self {
+            BackoffIn::Constant { delay_ms } => Backoff::Constant { delay: millis(delay_ms, 300_000) },
+            BackoffIn::Exponential { first_ms, most_ms } => {
+                Backoff::Exponential { first: millis(first_ms, 15_000), most: millis(most_ms, 3_600_000) }
+            }
+            BackoffIn::List { delays_ms } => Backoff::List { delays_ms },
+        }
+    }
+
+    /// How many attempts belong to it unless somebody says otherwise.
+    fn attempts(&self) -> u32 {
+        match self {
+            BackoffIn::Constant { .. } => Retry::default().max_attempts,
+            BackoffIn::Exponential { .. } => Retry::exponential().max_attempts,
+            BackoffIn::List { delays_ms } => {
+                u32::try_from(delays_ms.len()).unwrap_or(u32::MAX).saturating_add(1)
+            }
+        }
+    }
+}
+
+/// A subscription, with what is in it.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SubscriptionOut {
+    name: String,
+    topics: Vec<String>,
+    kind: SubscriptionKind,
+    #[schema(value_type = String)]
+    ordering: Ordering,
+    #[schema(value_type = String)]
+    guarantee: Guarantee,
+    #[schema(value_type = String)]
+    while_retrying: WhileRetrying,
+    #[schema(value_type = String)]
+    on_exhausted: OnExhausted,
+    max_attempts: u32,
+    #[schema(value_type = serde_json::Value)]
+    backoff: Backoff,
+    lease_ms: u64,
+    time_limit_ms: Option<u64>,
+    claim_size: u32,
+    created_at: When,
+    #[schema(value_type = std::collections::BTreeMap<String, u64>)]
+    counts: Counts,
+    /// Since when the oldest ready event could have run
+    oldest_ready_at: Option<When>,
+    rules: Vec<RuleOut>,
+}
+
+/// Creates a subscription, or changes what may change of it. From the answer on, no emit misses it.
+#[utoipa::path(put, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = String, Path)),
+    request_body = SubscriptionIn, responses((status = 200, body = SubscriptionOut)), security(("token" = ["manage"])))]
+pub(crate) async fn put(
+    State(app): State<Shared>,
+    caller: Caller,
+    name: Name,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Response> {
+    caller.subscription(&[Scope::Manage], &name.0)?;
+    let name = name.checked("subscription")?;
+    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let put: SubscriptionIn = body::parse(&body)?;
+    caller.consumes(&put.topics)?;
+    if put.topics.len() > MAX_TOPICS {
+        return Err(Problem::invalid("the subscription has too many topics", "use at most 1,000"));
+    }
+    let existing = find(&app, &name).await?;
+    if let Some(existing) = &existing {
+        caller.consumes(&existing.topics)?;
+    }
+    let start = start(put.start.as_deref())?;
+    let topics = put.topics.clone();
+    let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+    let policy = put.policy(existing.map(|existing| existing.policy).unwrap_or_default())?;
+    app.forget(&name);
+    let subscription = app.ask(app.tram.put_subscription(&name, &topics, policy, start)).await?;
+    app.forget(&name);
+    Ok(ok(told(&app, &subscription).await?).into_response())
+}
+
+impl SubscriptionIn {
+    /// The policy that was asked for, on top of the one that is there.
+    fn policy(self, old: Policy) -> Answer<Policy> {
+        if self.kind == SubscriptionKind::Push {
+            return Err(Problem::invalid(
+                "push subscriptions are not served by this version",
+                "use kind pull, and claim",
+            ));
+        }
+        let longest = Duration::from_millis(crate::http::emit::MAX_DELAY_MS);
+        let attempts = self.max_attempts.or(self.backoff.as_ref().map(BackoffIn::attempts));
+        let backoff = self.backoff.map_or(old.retry.backoff, BackoffIn::resolve);
+        let waits = match &backoff {
+            Backoff::Constant { delay } => vec![*delay],
+            Backoff::Exponential { first, most } => vec![*first, *most],
+            Backoff::List { delays_ms } => delays_ms.iter().map(|ms| Duration::from_millis(*ms)).collect(),
+        };
+        if waits.len() > 1_000 || waits.iter().any(|wait| *wait > longest) {
+            return Err(Problem::invalid(
+                "the backoff is too long",
+                "wait at most a hundred years, in 1,000 steps",
+            ));
+        }
+        Ok(Policy {
+            ordering: self.ordering.unwrap_or(old.ordering),
+            guarantee: self.guarantee.unwrap_or(old.guarantee),
+            while_retrying: self.while_retrying.unwrap_or(old.while_retrying),
+            on_exhausted: self.on_exhausted.unwrap_or(old.on_exhausted),
+            retry: Retry { max_attempts: attempts.unwrap_or(old.retry.max_attempts), backoff },
+            lease: self.lease_ms.map(Duration::from_millis).or(old.lease),
+            time_limit: self.time_limit_ms.map(Duration::from_millis).or(old.time_limit),
+            claim_size: self.claim_size.or(old.claim_size),
+        })
+    }
+}
+
+fn start(text: Option<&str>) -> Answer<Start> {
+    match text {
+        None | Some("beginning") => Ok(Start::Beginning),
+        Some("now") => Ok(Start::Now),
+        Some(time) => parse_time(time).map(|time| Start::At(time.0)).ok_or_else(|| {
+            Problem::invalid("this is not a start", "use beginning, now or a time like 2030-01-31T12:00:00Z")
+        }),
+    }
+}
+
+async fn find(app: &App, name: &str) -> Answer<Option<Subscription>> {
+    let all = app.ask(app.tram.subscriptions()).await?;
+    Ok(all.into_iter().find(|subscription| &*subscription.name == name))
+}
+
+async fn told(app: &App, subscription: &Subscription) -> Answer<SubscriptionOut> {
+    let stats = app.ask(app.tram.stats(&subscription.name)).await?;
+    let policy = &subscription.policy;
+    let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    Ok(SubscriptionOut {
+        name: subscription.name.to_string(),
+        topics: subscription.topics.iter().map(ToString::to_string).collect(),
+        kind: SubscriptionKind::Pull,
+        ordering: policy.ordering,
+        guarantee: policy.guarantee,
+        while_retrying: policy.while_retrying,
+        on_exhausted: policy.on_exhausted,
+        max_attempts: policy.retry.max_attempts,
+        backoff: policy.retry.backoff.clone(),
+        lease_ms: millis(policy.lease.unwrap_or(crate::http::claims::LEASE)),
+        time_limit_ms: policy.time_limit.map(millis),
+        claim_size: policy.claim_size(),
+        created_at: When(subscription.created_at),
+        counts: stats.counts,
+        oldest_ready_at: stats.oldest_ready_at.map(When),
+        rules: stats.rules.into_iter().map(RuleOut::from).collect(),
+    })
+}
+
+/// All subscriptions that the token may see, by name.
+#[utoipa::path(get, path = "/v1/subscriptions", tag = "subscriptions", params(Page),
+    responses((status = 200, body = List<SubscriptionOut>)), security(("token" = ["consume"]), ("token" = ["manage"])))]
+pub(crate) async fn list(
+    State(app): State<Shared>,
+    caller: Caller,
+    Params(page): Params<Page>,
+) -> Answer<Response> {
+    caller.needs(READ)?;
+    let mut all = app.ask(app.tram.subscriptions()).await?;
+    all.retain(|subscription| caller.sees(subscription));
+    let (all, next) = page.cut(all, |subscription| &subscription.name);
+    let mut items = Vec::with_capacity(all.len());
+    for subscription in &all {
+        match told(&app, subscription).await {
+            Ok(told) => items.push(told),
+            // Deleted since the list was read.
+            Err(problem) if problem.status() == StatusCode::NOT_FOUND => {}
+            Err(problem) => return Err(problem),
+        }
+    }
+    Ok(ok(List { items, next }).into_response())
+}
+
+/// One subscription, with exact counts and the rules in force.
+#[utoipa::path(get, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = String, Path)),
+    responses((status = 200, body = SubscriptionOut)), security(("token" = ["consume"]), ("token" = ["manage"])))]
+pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
+    let subscription = named(&app, &caller, READ, name).await?;
+    Ok(ok(told(&app, &subscription).await?).into_response())
+}
+
+/// Deletes a subscription with all that it still had to do.
+#[utoipa::path(delete, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = String, Path)),
+    responses((status = 204, description = "Deleted")), security(("token" = ["manage"])))]
+pub(crate) async fn delete(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
+    let subscription = named(&app, &caller, &[Scope::Manage], name).await?;
+    app.ask(app.tram.delete_subscription(&subscription.name)).await?;
+    app.forget(&subscription.name);
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// The subscription of a path, if the caller may do this with it and with all that it consumes.
+pub(crate) async fn named(
+    app: &App,
+    caller: &Caller,
+    any: &[Scope],
+    name: Name,
+) -> Answer<std::sync::Arc<Subscription>> {
+    caller.subscription(any, &name.0)?;
+    let subscription = app.subscription(&name.checked("subscription")?).await?;
+    caller.consumes(&subscription.topics)?;
+    Ok(subscription)
+}

@@ -1,0 +1,143 @@
+//! A store that measures how long its verbs take.
+
+use crate::http::metrics::Metrics;
+use async_trait::async_trait;
+use std::future::Future;
+use std::sync::Arc;
+use tokio::time::Instant;
+use tramline::store::verbs::*;
+use tramline::{AuditEntry, EventId, Kind, Result, Store, Subscription, SubscriptionId, Time, Token, Topic};
+
+/// Passes everything on, and takes the time.
+pub(crate) struct Timed {
+    store: Arc<dyn Store>,
+    metrics: Arc<Metrics>,
+}
+
+impl Timed {
+    pub(crate) fn new(store: Arc<dyn Store>, metrics: Arc<Metrics>) -> Timed {
+        Timed { store, metrics }
+    }
+
+    async fn time<T>(&self, verb: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let started = Instant::now();
+        let result = call.await;
+        self.metrics.store_seconds.observe(verb, started.elapsed());
+        if result.as_ref().is_err_and(|error| error.kind() == Kind::Unavailable) {
+            self.metrics.store_failures.add(verb, 1);
+        }
+        result
+    }
+}
+
+impl std::fmt::Debug for Timed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+#[async_trait]
+impl Store for Timed {
+    async fn put_topic(&self, put: PutTopic) -> Result<Topic> {
+        self.time("put_topic", self.store.put_topic(put)).await
+    }
+    async fn topics(&self) -> Result<Vec<Topic>> {
+        self.time("topics", self.store.topics()).await
+    }
+    async fn delete_topic(&self, name: &str) -> Result<()> {
+        self.time("delete_topic", self.store.delete_topic(name)).await
+    }
+    async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
+        self.time("put_subscription", self.store.put_subscription(put)).await
+    }
+    async fn subscriptions(&self) -> Result<Vec<Subscription>> {
+        self.time("subscriptions", self.store.subscriptions()).await
+    }
+    async fn delete_subscription(&self, name: &str) -> Result<()> {
+        self.time("delete_subscription", self.store.delete_subscription(name)).await
+    }
+    async fn backfill(&self, subscription: SubscriptionId) -> Result<bool> {
+        self.time("backfill", self.store.backfill(subscription)).await
+    }
+    async fn set_rule(&self, set: SetRule) -> Result<()> {
+        self.time("set_rule", self.store.set_rule(set)).await
+    }
+    async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
+        self.time("audit", self.store.audit(subscription, limit)).await
+    }
+    async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
+        self.time("emit", self.store.emit(emit)).await
+    }
+    async fn claim(&self, claim: Claim) -> Result<Claimed> {
+        self.time("claim", self.store.claim(claim)).await
+    }
+    async fn settle(&self, settle: Settle) -> Result<Settled> {
+        self.time("settle", self.store.settle(settle)).await
+    }
+    async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
+        self.time("extend", self.store.extend(extend)).await
+    }
+    async fn release(&self, release: Release) -> Result<()> {
+        self.time("release", self.store.release(release)).await
+    }
+    async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
+        self.time("adopt", self.store.adopt(adopt)).await
+    }
+    async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats> {
+        self.time("stats", self.store.stats(subscription, now)).await
+    }
+    async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
+        self.time("event", self.store.event(find)).await
+    }
+    async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
+        self.time("head", self.store.head(topic, key)).await
+    }
+    async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
+        self.time("read_log", self.store.read_log(read)).await
+    }
+    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
+        self.time("dead", self.store.dead(page)).await
+    }
+    async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
+        self.time("parked", self.store.parked(page)).await
+    }
+    async fn revive(&self, revive: Revive) -> Result<u64> {
+        self.time("revive", self.store.revive(revive)).await
+    }
+    async fn resend(&self, resend: Resend) -> Result<u64> {
+        self.time("resend", self.store.resend(resend)).await
+    }
+    async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
+        self.time("cancel", self.store.cancel(cancel)).await
+    }
+    async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
+        self.time("release_parked", self.store.release_parked(release)).await
+    }
+    async fn put_token(&self, put: PutToken) -> Result<Token> {
+        self.time("put_token", self.store.put_token(put)).await
+    }
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        self.time("tokens", self.store.tokens()).await
+    }
+    async fn delete_token(&self, name: &str) -> Result<()> {
+        self.time("delete_token", self.store.delete_token(name)).await
+    }
+    async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
+        self.time("touch_tokens", self.store.touch_tokens(uses)).await
+    }
+    async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {
+        self.time("beat", self.store.beat(beat)).await
+    }
+    async fn workers(&self) -> Result<Vec<Worker>> {
+        self.time("workers", self.store.workers()).await
+    }
+    async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
+        self.time("sweep", self.store.sweep(sweep)).await
+    }
+    async fn now(&self) -> Result<Time> {
+        self.time("now", self.store.now()).await
+    }
+    async fn close(&self) {
+        self.store.close().await;
+    }
+}

@@ -1,0 +1,119 @@
+//! Topics.
+
+use crate::http::access::Caller;
+use crate::http::app::Shared;
+use crate::http::body;
+use crate::http::json::{List, When, ok};
+use crate::http::params::{Name, Page, Params};
+use crate::http::problem::{Answer, Problem};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tramline::{Scope, Topic};
+use utoipa::ToSchema;
+
+/// Whoever has anything to do with topics may see those of its patterns.
+const SEE: &[Scope] = &[Scope::Publish, Scope::Consume, Scope::Manage];
+
+/// What may be said of a topic.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TopicIn {
+    /// How many lanes; never changes. 32 unless set
+    lanes: Option<u32>,
+    /// How long settled events are kept
+    retention_ms: Option<u64>,
+    /// Who is in charge; taken, but not kept yet
+    #[serde(default, rename = "owner")]
+    _owner: Option<String>,
+}
+
+/// A topic.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TopicOut {
+    name: String,
+    lanes: u32,
+    retention_ms: u64,
+    created_at: When,
+}
+
+impl From<&Topic> for TopicOut {
+    fn from(topic: &Topic) -> TopicOut {
+        TopicOut {
+            name: topic.name.to_string(),
+            lanes: topic.lanes,
+            retention_ms: u64::try_from(topic.retention.as_millis()).unwrap_or(u64::MAX),
+            created_at: When(topic.created_at),
+        }
+    }
+}
+
+/// All topics that the token may see, by name.
+#[utoipa::path(get, path = "/v1/topics", tag = "topics", params(Page), responses((status = 200, body = List<TopicOut>)),
+    security(("token" = ["publish"]), ("token" = ["consume"]), ("token" = ["manage"])))]
+pub(crate) async fn list(
+    State(app): State<Shared>,
+    caller: Caller,
+    Params(page): Params<Page>,
+) -> Answer<Response> {
+    caller.needs(SEE)?;
+    let mut topics = app.ask(app.tram.topics()).await?;
+    topics.retain(|topic| caller.sees_topic(&topic.name));
+    let (topics, next) = page.cut(topics, |topic| &topic.name);
+    Ok(ok(List { items: topics.iter().map(TopicOut::from).collect(), next }).into_response())
+}
+
+/// One topic.
+#[utoipa::path(get, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)),
+    responses((status = 200, body = TopicOut)),
+    security(("token" = ["publish"]), ("token" = ["consume"]), ("token" = ["manage"])))]
+pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
+    caller.topic(SEE, &name.0)?;
+    let topics = app.ask(app.tram.topics()).await?;
+    let topic = topics.iter().find(|topic| *topic.name == *name.0);
+    let topic = topic.ok_or_else(|| Problem::not_found("there is no such topic"))?;
+    Ok(ok(TopicOut::from(topic)).into_response())
+}
+
+/// Creates a topic, or changes how long its settled events are kept.
+#[utoipa::path(put, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)), request_body = TopicIn,
+    responses((status = 200, body = TopicOut)), security(("token" = ["manage"])))]
+pub(crate) async fn put(
+    State(app): State<Shared>,
+    caller: Caller,
+    name: Name,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Response> {
+    caller.topic(&[Scope::Manage], &name.0)?;
+    let topic = name.checked("topic")?;
+    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let put: TopicIn = body::parse(&body)?;
+    if put.retention_ms.is_some_and(|millis| millis > crate::http::emit::MAX_DELAY_MS) {
+        return Err(Problem::invalid("the retention is longer than a hundred years", "use a shorter one"));
+    }
+    let retention = put.retention_ms.map(Duration::from_millis);
+    let topic = app.ask(app.tram.put_topic(&topic, put.lanes, retention)).await?;
+    Ok(ok(TopicOut::from(&topic)).into_response())
+}
+
+/// Deletes a topic with its events. Refused while a subscription consumes it.
+#[utoipa::path(delete, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)),
+    responses((status = 204, description = "Deleted")), security(("token" = ["manage"])))]
+pub(crate) async fn delete(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
+    caller.topic(&[Scope::Manage], &name.0)?;
+    let deleted = app.ask(app.tram.delete_topic(&name.checked("topic")?)).await;
+    deleted.map_err(|problem| match problem.status() {
+        // Not by name: the subscription may be somebody else's.
+        StatusCode::CONFLICT => Problem::new(
+            StatusCode::CONFLICT,
+            "a subscription consumes the topic",
+            "delete the subscription or take the topic off it first",
+        ),
+        _ => problem,
+    })?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}

@@ -1,0 +1,93 @@
+//! `tramline serve`: opens the store, listens, and stops without losing anything.
+//!
+//! - [`listen`]: connections; [`stall`]: clients that do not read; [`tls`]: certificates
+
+mod listen;
+mod stall;
+mod tls;
+
+use crate::bench::BoxError;
+use crate::config::{Config, without_password};
+use crate::http::access::Access;
+use crate::http::app::App;
+use crate::http::metrics::Metrics;
+use crate::http::routes;
+use crate::http::timed::Timed;
+use listen::Listening;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tramline::{Options, Tramline};
+
+/// Serves until SIGTERM or SIGINT.
+pub(crate) async fn run(config: Config) -> Result<(), BoxError> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let tls = match (&config.tls_cert, &config.tls_key) {
+        (Some(cert), Some(key)) => Some(tls::Tls::open(cert, key)?),
+        _ => None,
+    };
+    let metrics = Arc::new(Metrics::default());
+    let tram = open(&config, metrics.clone()).await?;
+    let listener = TcpListener::bind(&config.listen)
+        .await
+        .map_err(|error| format!("cannot listen on {}: {error} (choose another --listen)", config.listen))?;
+    let address = listener.local_addr()?;
+    let access =
+        Access::open(tram.store().clone(), config.root_token.as_deref(), address.ip().is_loopback()).await?;
+    check_exposure(address, &access, tls.is_some())?;
+    let app = App::new(tram.clone(), config, access, metrics);
+    let _housekeeping = tram.housekeeping();
+    let keeping = tokio::spawn({
+        let app = app.clone();
+        async move { app.access.keep_current().await }
+    });
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    tracing::info!(store = without_password(&app.config.store), "listening on {scheme}://{address}");
+    if let Some(file) = &app.config.address_file {
+        std::fs::write(file, address.to_string())?;
+    }
+    let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("stopping: no new connections, running requests finish");
+    app.draining.cancel();
+    listening.finish(Duration::from_millis(app.config.drain_ms)).await;
+    keeping.abort();
+    app.access.write_uses().await;
+    tram.close().await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn open(config: &Config, metrics: Arc<Metrics>) -> Result<Tramline, BoxError> {
+    let mut options =
+        Options::new(&config.store).watch_store(move |store| Arc::new(Timed::new(store, metrics.clone())));
+    if let Some(url) = &config.store_listen_url {
+        options = options.listen_url(url);
+    }
+    Ok(Tramline::with(options).await?)
+}
+
+/// Nobody serves the world without tokens by accident.
+fn check_exposure(address: SocketAddr, access: &Access, tls: bool) -> Result<(), BoxError> {
+    if address.ip().is_loopback() {
+        return Ok(());
+    }
+    if access.is_empty() {
+        return Err(format!(
+            "refusing to listen on {address} without tokens: everybody who reaches it could do everything. \
+             Set TRAMLINE_ROOT_TOKEN to a long random text, or listen on 127.0.0.1 and create a token first"
+        )
+        .into());
+    }
+    if !tls {
+        tracing::warn!(
+            "listening on {address} without TLS: tokens can be read on the way; set tls_cert and tls_key"
+        );
+    }
+    Ok(())
+}
