@@ -40,12 +40,14 @@ impl Server {
         if let Some(token) = token {
             serve.env("TRAMLINE_ROOT_TOKEN", token);
         }
-        let process = serve.stdin(Stdio::null()).spawn().unwrap();
-        until("the server listens", || std::fs::read_to_string(&address).is_ok_and(|it| it.ends_with('\n')));
-        let address = std::fs::read_to_string(&address).unwrap();
-        let url = address.trim();
-        let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-        Server { process, url, folder, token }
+        let process = serve.args(["--log", "warn"]).stdin(Stdio::null()).spawn().unwrap();
+        let mut server = Server { process, url: String::new(), folder, token };
+        until("the server listens", || {
+            let address = std::fs::read_to_string(&address).unwrap_or_default();
+            server.url = format!("http://{address}");
+            address.parse::<std::net::SocketAddr>().is_ok()
+        });
+        server
     }
 
     /// A file of this test.
