@@ -56,6 +56,20 @@ const WORKER: &[Column] = &[
     ("LAST SEEN", |it| cell(&it["beat_at"])),
 ];
 
+/// The fields of an event, in the order in which they are shown.
+const FIELDS: [&str; 10] = [
+    "id",
+    "topic",
+    "type",
+    "key",
+    "prev",
+    "emitted_at",
+    "content_type",
+    "headers",
+    "payload",
+    "payload_base64",
+];
+
 const DELIVERY: &[Column] = &[
     ("SUBSCRIPTION", |it| cell(&it["subscription"])),
     ("STATUS", |it| cell(&it["status"])),
@@ -91,8 +105,8 @@ pub(super) async fn event(cx: Cx, args: Event) -> Result<(), Failure> {
     if cx.print.json() {
         return cx.print.text(&event.to_string());
     }
-    for (name, value) in event.as_object().into_iter().flatten().filter(|(name, _)| *name != "deliveries") {
-        let line = format!("{name}: {}", clean(&cell(value)));
+    for name in FIELDS.iter().filter(|name| event.get(**name).is_some()) {
+        let line = format!("{name}: {}", clean(&cell(&event[*name])));
         cx.print.text(&if cx.print.terminal() { line.replacen(name, &bold(name), 1) } else { line })?;
     }
     cx.print.text("")?;

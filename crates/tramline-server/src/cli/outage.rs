@@ -1,22 +1,26 @@
 //! Patience with a server that does not answer.
 
 use super::failure::{Again, Failure};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(100);
 const MOST: Duration = Duration::from_secs(10);
 
-/// One outage: waits that double from 100 ms to 10 s, and one line on standard error at each end.
-#[derive(Default)]
+/// One outage: waits that double from 100 ms to 10 s, and one line on standard error at each end. Clones wait each for
+/// themselves, and say it together.
+#[derive(Clone, Default)]
 pub(crate) struct Outage {
     failures: u32,
+    told: Arc<AtomicBool>,
 }
 
 impl Outage {
     /// Something failed: says so if it is the first time, and waits. Failures that time does not heal are given back at once.
     pub(crate) async fn wait(&mut self, failure: Failure) -> Result<(), Failure> {
         let Some(again) = failure.again else { return Err(failure) };
-        if self.failures == 0 {
+        if !self.told.swap(true, Relaxed) {
             eprintln!("tramline: {}; trying again", failure.message);
         }
         self.failures += 1;
@@ -26,9 +30,9 @@ impl Outage {
 
     /// It worked.
     pub(crate) fn over(&mut self) {
-        if self.failures > 0 {
+        self.failures = 0;
+        if self.told.swap(false, Relaxed) {
             eprintln!("tramline: the server answers again");
-            self.failures = 0;
         }
     }
 

@@ -21,7 +21,7 @@ fn every_event_runs_the_command_once() {
     for payload in ["1", "2", "3"] {
         server.ok(&["emit", "t", payload]);
     }
-    let said = work(&server, "cat; echo", &["--concurrency", "4"]);
+    let said = work(&server, "echo $(cat)", &["--concurrency", "4"]);
     let mut out: Vec<&str> = said.out.split_whitespace().collect();
     out.sort_unstable();
     assert_eq!((said.code, out), (Some(0), vec!["1", "2", "3"]), "{}", said.err);

@@ -39,6 +39,8 @@ pub(super) struct Pool {
     pub(super) setup: Setup,
     pub(super) command: ShellCommand,
     pub(super) report: Report,
+    /// Whether the server answers, for those who wait for it.
+    pub(super) outage: Outage,
     hand: Mutex<Hand>,
     /// Something has left the hand.
     freed: Notify,
@@ -82,7 +84,7 @@ pub(super) async fn run(pool: &Arc<Pool>) -> Result<(), Failure> {
 
 /// Takes as much as can run at once, again and again.
 async fn take(pool: &Arc<Pool>, running: &mut JoinSet<()>, ended: &settle::To) -> Result<(), Failure> {
-    let mut outage = Outage::default();
+    let mut outage = pool.outage.clone();
     while !pool.stopping.is_cancelled() {
         while running.try_join_next().is_some() {}
         let in_hand = pool.hand().events();
@@ -124,6 +126,7 @@ impl Pool {
             setup,
             command,
             report,
+            outage: Outage::default(),
             hand: Mutex::default(),
             freed: Notify::new(),
             stopping: CancellationToken::new(),

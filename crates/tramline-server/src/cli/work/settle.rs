@@ -1,6 +1,5 @@
 //! Writes outcomes back. What ends while a request is under way goes into the next one.
 
-use super::super::outage::Outage;
 use super::super::value::millis;
 use super::event::Claimed;
 use super::pool::Pool;
@@ -50,7 +49,7 @@ pub(super) async fn run(pool: Arc<Pool>, mut from: mpsc::Receiver<Ended>) {
 /// still be ours.
 async fn write(pool: &Pool, batch: &[Ended]) -> Vec<bool> {
     let body = json!({"results": batch.iter().map(result).collect::<Vec<_>>()});
-    let mut outage = Outage::default();
+    let mut outage = pool.outage.clone();
     loop {
         let failure = match pool.ask::<Value>("settle", &body, ANSWER).await {
             Ok(answer) => {
