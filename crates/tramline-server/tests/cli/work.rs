@@ -178,11 +178,15 @@ fn an_idle_worker_does_not_wait_for_its_claim_to_end() {
 fn a_lease_is_extended_while_the_command_runs() {
     let server = Server::start();
     emit(&server, &["1"]);
-    // Longer than the lease, without a clock in the test: a second worker, which waits for the event, would get it.
-    let said = work(&server, "sleep 3; echo ran", &["--lease", "1s"]);
-    assert_eq!(said.out, "ran\n");
-    assert!(said.err.contains(" done in "), "{said:?}");
-    assert_eq!(server.count("t", "ready"), 0);
+    // The command itself waits until something changes about its event.
+    let look = format!("{} event $TRAMLINE_EVENT_ID --json", env!("CARGO_BIN_EXE_tramline"));
+    let script =
+        format!(r#"a=$({look}); b="$a"; while [ "$a" = "$b" ]; do b=$({look}); done; echo "$a"; echo "$b""#);
+    let said = work(&server, &script, &["--lease", "3s"]);
+    let seen: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (before, after) = (&seen[0]["deliveries"][0], &seen[1]["deliveries"][0]);
+    assert_eq!((&before["status"], &after["status"]), (&json!("leased"), &json!("leased")));
+    assert!(before["due_at"].as_str() < after["due_at"].as_str(), "{said:?}");
 }
 
 #[test]
