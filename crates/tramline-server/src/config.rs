@@ -225,6 +225,12 @@ impl Config {
         Ok(())
     }
 
+    /// The defaults, for tests.
+    #[cfg(test)]
+    pub(crate) fn plain() -> Config {
+        Settings::default().resolve().unwrap()
+    }
+
     pub(crate) fn store_timeout(&self) -> Duration {
         Duration::from_millis(self.store_timeout_ms)
     }

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tramline::testkit::TestKit;
 use tramline::{
     Batch, Context, Counts, Event, EventId, Json, Kind, OnExhausted, Outcome, Proto, Raw, Result, Retry,
-    Shutdown, State, StoredEvent, Tramline, Worker,
+    Shutdown, State, StoredEvent, Tramline,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

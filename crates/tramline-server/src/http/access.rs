@@ -293,7 +293,14 @@ fn is_local(headers: &HeaderMap) -> Answer<()> {
     let origin = headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
     let origin = origin.map(|origin| origin.split_once("://").map_or("", |(_, host)| host));
     let host = headers.get(header::HOST).map(|host| host.to_str().unwrap_or_default());
-    if origin.into_iter().chain(host).all(is_loopback) { Ok(()) } else { Err(forbidden()) }
+    if origin.into_iter().chain(host).all(is_loopback) {
+        return Ok(());
+    }
+    Err(Problem::new(
+        StatusCode::FORBIDDEN,
+        "while there are no tokens, only this machine may call, by its own address",
+        "call http://127.0.0.1 or http://localhost, or create a token",
+    ))
 }
 
 fn is_loopback(authority: &str) -> bool {

@@ -158,9 +158,12 @@ mod tests {
         assert_eq!(read(&headers, Body::from("x"), 100, PAUSE).await.unwrap_err().status(), 415);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_body_that_stops_coming_is_given_up() {
         let body = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
-        assert_eq!(read(&HeaderMap::new(), body, 100, PAUSE).await.unwrap_err().status(), 408);
+        assert_eq!(
+            read(&HeaderMap::new(), body, 100, Duration::from_millis(10)).await.unwrap_err().status(),
+            408
+        );
     }
 }

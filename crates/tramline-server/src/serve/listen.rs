@@ -23,7 +23,7 @@ const OUT_OF_SOCKETS: Duration = Duration::from_millis(100);
 /// The answer to one connection too many.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
-    connection: close\r\ncontent-length: 168\r\n\r\n\
+    connection: close\r\ncontent-length: 174\r\n\r\n\
     {\"type\":\"urn:tramline:problem:service-unavailable\",\"title\":\"Service Unavailable\",\"status\":503,\
     \"detail\":\"too many connections\",\"remedy\":\"try again, and keep connections open\"}";
 

@@ -1,1 +1,8 @@
-//! The API as a whole, in process.
+//! The API as a whole, in process: a router on a store in memory.
+
+mod bed;
+mod emitting;
+mod matrix;
+mod openapi;
+mod refusals;
+mod work;

@@ -1,0 +1,120 @@
+//! A node in memory, and calls to it.
+
+use crate::config::Config;
+use crate::http::access::Access;
+use crate::http::app::{App, Shared};
+use crate::http::metrics::Metrics;
+use crate::http::routes;
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use std::sync::Arc;
+use tower::ServiceExt;
+use tramline::Tramline;
+use utoipa::openapi::OpenApi;
+
+/// The token that may do everything.
+pub(super) const ROOT: &str = "root-secret-of-the-tests";
+
+/// A node in memory.
+pub(super) struct Bed {
+    pub(super) app: Shared,
+    pub(super) api: OpenApi,
+    router: Router,
+}
+
+/// What came back.
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) text: String,
+}
+
+impl Reply {
+    pub(super) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    /// The JSON of an answer that has to be a success.
+    pub(super) fn good(self) -> Value {
+        assert!(self.status.is_success(), "{} {}", self.status, self.text);
+        if self.text.is_empty() { Value::Null } else { self.json() }
+    }
+
+    /// Checks that it is a problem of this status, with everything that a problem has.
+    pub(super) fn problem(self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        assert_eq!(self.headers[header::CONTENT_TYPE], "application/problem+json");
+        let problem = self.json();
+        for field in ["type", "title", "detail", "remedy"] {
+            assert!(problem[field].as_str().is_some_and(|text| !text.is_empty()), "{field} of {problem}");
+        }
+        assert_eq!(problem["status"], status);
+        problem
+    }
+}
+
+impl Bed {
+    /// A node without tokens, on loopback.
+    pub(super) async fn open() -> Bed {
+        Bed::with(Config::plain()).await
+    }
+
+    /// A node with a root token.
+    pub(super) async fn guarded() -> Bed {
+        Bed::with(Config { root_token: Some(ROOT.into()), ..Config::plain() }).await
+    }
+
+    pub(super) async fn with(config: Config) -> Bed {
+        let tram = Tramline::open("sqlite::memory:").await.unwrap();
+        let access = Access::open(tram.store().clone(), config.root_token.as_deref(), true).await.unwrap();
+        let app = App::new(tram, config, access, Arc::new(Metrics::default()));
+        let (router, api) = routes::build(app.clone());
+        Bed { app, api, router }
+    }
+
+    pub(super) async fn send(&self, request: Request<Body>) -> Reply {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        Reply { status: parts.status, headers: parts.headers, text }
+    }
+
+    /// An answer of which nobody has read the body.
+    pub(super) async fn unread(&self, request: Request<Body>) -> axum::response::Response {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
+    /// A call with a token and JSON.
+    pub(super) async fn call(&self, method: Method, path: &str, token: Option<&str>, body: &str) -> Reply {
+        let mut request =
+            Request::builder().method(method).uri(path).header("content-type", "application/json");
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        self.send(request.body(Body::from(body.to_owned())).unwrap()).await
+    }
+
+    pub(super) async fn post(&self, path: &str, body: Value) -> Reply {
+        self.call(Method::POST, path, self.token(), &body.to_string()).await
+    }
+
+    pub(super) async fn put(&self, path: &str, body: Value) -> Reply {
+        self.call(Method::PUT, path, self.token(), &body.to_string()).await
+    }
+
+    pub(super) async fn get(&self, path: &str) -> Reply {
+        self.call(Method::GET, path, self.token(), "").await
+    }
+
+    pub(super) async fn delete(&self, path: &str) -> Reply {
+        self.call(Method::DELETE, path, self.token(), "").await
+    }
+
+    fn token(&self) -> Option<&str> {
+        self.app.config.root_token.as_deref()
+    }
+}

@@ -1,0 +1,308 @@
+//! The real binary on a real port: it starts, serves, defends itself and stops without losing anything.
+
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
+
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long anything may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A node, with a directory for its files. Killed when it is dropped.
+struct Node {
+    child: Child,
+    address: String,
+    http: reqwest::Client,
+    directory: TempDir,
+}
+
+fn command(directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tramline"));
+    command.current_dir(directory).env_remove("TRAMLINE_ROOT_TOKEN").env("RUST_LOG", "info");
+    command.arg("serve").args(arguments).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+impl Node {
+    fn start(arguments: &[&str]) -> Node {
+        Node::start_in(tempfile::tempdir().unwrap(), arguments, &[])
+    }
+
+    fn start_in(directory: TempDir, arguments: &[&str], environment: &[(&str, &str)]) -> Node {
+        let file = directory.path().join("address");
+        std::fs::remove_file(&file).ok();
+        let mut all = vec!["--address-file", "address"];
+        if !arguments.contains(&"--listen") {
+            all.extend(["--listen", "127.0.0.1:0"]);
+        }
+        all.extend(arguments);
+        let mut child = command(directory.path(), &all).envs(environment.iter().copied()).spawn().unwrap();
+        let address = until(|| {
+            if let Some(status) = child.try_wait().unwrap() {
+                let mut log = String::new();
+                child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+                panic!("the server ended with {status}: {log}");
+            }
+            std::fs::read_to_string(&file).ok().filter(|text| text.contains(':'))
+        });
+        Node { child, address, http: reqwest::Client::builder().no_proxy().build().unwrap(), directory }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address.replace("0.0.0.0", "127.0.0.1"))
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Value {
+        let reply = self.http.post(self.url(path)).header("content-type", "application/json");
+        answer(reply.body(body.to_string()).send().await.unwrap()).await
+    }
+
+    async fn put(&self, path: &str, body: Value) -> Value {
+        answer(self.http.put(self.url(path)).body(body.to_string()).send().await.unwrap()).await
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        answer(self.http.get(self.url(path)).send().await.unwrap()).await
+    }
+
+    fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Waits for the end; gives the log.
+    fn ended(mut self) -> (std::process::ExitStatus, String) {
+        let status = until(|| self.child.try_wait().unwrap());
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        (status, log)
+    }
+
+    fn socket(&self) -> TcpStream {
+        let socket = TcpStream::connect(&self.address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+async fn answer(reply: reqwest::Response) -> Value {
+    let status = reply.status();
+    let text = reply.text().await.unwrap();
+    assert!(status.is_success(), "{status}: {text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Looks until there is something.
+fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "it never came true");
+        std::thread::yield_now();
+    }
+}
+
+fn refused(arguments: &[&str]) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let Output { status, stderr, .. } = command(directory.path(), arguments).output().unwrap();
+    assert!(!status.success());
+    String::from_utf8(stderr).unwrap()
+}
+
+#[tokio::test]
+async fn it_serves_out_of_the_box_and_stops_when_asked() {
+    let node = Node::start(&[]);
+    assert_eq!(node.get("/health/ready").await["status"], "ok");
+    node.post("/v1/topics/orders/events", json!({"payload": {"total": 1}})).await;
+    assert!(node.directory.path().join("tramline.db").exists());
+    node.signal("-TERM");
+    let (status, log) = node.ended();
+    assert!(
+        status.success() && log.contains("listening on http://127.0.0.1:") && log.contains("stopped"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_outlives_a_kill() {
+    let node = Node::start(&[]);
+    node.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
+    for number in 0..50 {
+        node.post("/v1/topics/t/events", json!({"payload": number})).await;
+    }
+    node.signal("-KILL");
+    let mut node = node;
+    node.child.wait().unwrap();
+    let directory = std::mem::replace(&mut node.directory, tempfile::tempdir().unwrap());
+    let node = Node::start_in(directory, &[], &[]);
+    let claimed = node.post("/v1/subscriptions/s/claim", json!({"max_events": 100})).await;
+    assert_eq!(claimed["events"].as_array().unwrap().len(), 50);
+}
+
+#[tokio::test]
+async fn a_drain_answers_those_who_wait_and_ends_those_who_follow() {
+    let node = Node::start(&[]);
+    node.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
+    node.post("/v1/topics/t/events", json!({"payload": 1})).await;
+    node.post("/v1/subscriptions/s/claim", json!({})).await;
+    let follow = node.http.get(node.url("/v1/topics/t/events")).header("accept", "text/event-stream");
+    let mut follow = follow.send().await.unwrap();
+    let first = follow.chunk().await.unwrap().unwrap();
+    assert!(first.starts_with(b"id: "), "{first:?}");
+    let (claim, ()) =
+        tokio::join!(node.post("/v1/subscriptions/s/claim", json!({"wait_ms": 60_000})), async {
+            // It waits once the metrics show a second claim.
+            loop {
+                let metrics = node.http.get(node.url("/metrics")).send().await.unwrap().text().await.unwrap();
+                if metrics.contains("tramline_store_seconds_count{verb=\"claim\"} 2") {
+                    break;
+                }
+            }
+            node.signal("-TERM");
+        });
+    assert_eq!(claim["events"], json!([]));
+    while follow.chunk().await.unwrap().is_some() {}
+    assert!(node.ended().0.success());
+}
+
+#[test]
+fn it_refuses_to_serve_the_world_without_tokens() {
+    let error = refused(&["--listen", "0.0.0.0:0"]);
+    assert!(error.contains("refusing to listen") && error.contains("TRAMLINE_ROOT_TOKEN"), "{error}");
+}
+
+#[test]
+fn wrong_settings_are_told() {
+    assert!(refused(&["--store", "mongo://x"]).contains("not a known kind of store"));
+    assert!(refused(&["--listen", "nonsense"]).contains("cannot listen on nonsense"));
+    assert!(refused(&["--tls-cert", "x"]).contains("both a certificate and a key"));
+    assert!(refused(&["--config", "missing.toml"]).contains("missing.toml cannot be read"));
+}
+
+#[tokio::test]
+async fn with_a_root_token_it_serves_the_world() {
+    let environment = [("TRAMLINE_ROOT_TOKEN", "a-long-root-token")];
+    let node = Node::start_in(tempfile::tempdir().unwrap(), &["--listen", "0.0.0.0:0"], &environment);
+    let topics = node.http.get(node.url("/v1/topics"));
+    assert_eq!(topics.try_clone().unwrap().send().await.unwrap().status(), 401);
+    answer(topics.bearer_auth("a-long-root-token").send().await.unwrap()).await;
+}
+
+#[test]
+fn settings_come_from_a_file_and_are_printed() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("t.toml"), "max_waiting = 7\n").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tramline"));
+    command.current_dir(directory.path()).env("TRAMLINE_MAX_BODY", "1234");
+    let output = command.args(["config", "--config", "t.toml", "--drain-ms", "5"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    for line in ["max_waiting = 7", "max_body = 1234", "drain_ms = 5", "listen = \"127.0.0.1:7070\""] {
+        assert!(text.lines().any(|found| found == line), "{line} in {text}");
+    }
+}
+
+/// Sends a part of a request and waits until the server closes the connection.
+fn send_and_wait(node: &Node, request: &str) -> String {
+    let mut socket = node.socket();
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer).ok();
+    String::from_utf8(answer).unwrap()
+}
+
+#[tokio::test]
+async fn clients_that_dawdle_are_given_up() {
+    let node = Node::start(&["--header-timeout-ms", "200", "--body-timeout-ms", "200"]);
+    // Headers that never end, and an idle connection.
+    send_and_wait(&node, "GET /health/live HTTP/1.1\r\nhost: x\r\nx-slow: ");
+    assert!(send_and_wait(&node, "GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n").starts_with("HTTP/1.1 200"));
+    let head = "POST /v1/topics/t/events HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    let answer = send_and_wait(&node, &format!("{head}content-length: 100\r\n\r\n{{"));
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    node.get("/health/ready").await;
+}
+
+#[tokio::test]
+async fn requests_that_are_none_harm_nobody() {
+    let node = Node::start(&["--header-timeout-ms", "300"]);
+    send_and_wait(&node, "\u{0}\u{1}\u{2} nonsense\r\n\r\n");
+    send_and_wait(&node, &format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(100 << 10)));
+    send_and_wait(&node, "POST /v1/topics/t/events HTTP/1.1\r\ncontent-length: -5\r\n\r\n");
+    node.get("/health/ready").await;
+}
+
+#[tokio::test]
+async fn one_connection_too_many_is_told_when_to_come_back() {
+    let node = Node::start(&["--max-connections", "2"]);
+    let mut first = [node.socket(), node.socket()];
+    for socket in &mut first {
+        socket.write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let mut byte = [0];
+        socket.read_exact(&mut byte).unwrap();
+    }
+    let answer = send_and_wait(&node, "");
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after: 1"), "{answer}");
+    drop(first);
+    until(|| {
+        let mut socket = node.socket();
+        socket.write_all(b"GET /health/live HTTP/1.1\r\nconnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).ok()?;
+        answer.starts_with("HTTP/1.1 200").then_some(())
+    });
+}
+
+fn pem(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tls").join(name)
+}
+
+/// True if the server shows this certificate.
+async fn shows(address: &str, certificate: &str) -> bool {
+    let certificate = reqwest::Certificate::from_pem(&std::fs::read(pem(certificate)).unwrap()).unwrap();
+    let client = reqwest::Client::builder().no_proxy().tls_certs_only([certificate]).build().unwrap();
+    client
+        .get(format!("https://{address}/health/ready"))
+        .send()
+        .await
+        .is_ok_and(|reply| reply.status() == 200)
+}
+
+#[tokio::test]
+async fn tls_takes_a_new_certificate_without_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let copy = |which: &str| {
+        for (from, to) in [("cert", "cert.pem"), ("key", "key.pem")] {
+            let from = pem(&format!("{which}.{from}.pem"));
+            // Renamed into place, as tools that renew certificates do.
+            std::fs::copy(from, directory.path().join("new")).unwrap();
+            std::fs::rename(directory.path().join("new"), directory.path().join(to)).unwrap();
+        }
+    };
+    copy("first");
+    let files = directory.path().to_owned();
+    let arguments = [files.join("cert.pem"), files.join("key.pem")];
+    let arguments: Vec<&str> = arguments.iter().map(|path| path.to_str().unwrap()).collect();
+    let node = Node::start(&["--tls-cert", arguments[0], "--tls-key", arguments[1]]);
+    assert!(shows(&node.address, "first.cert.pem").await);
+    assert!(!shows(&node.address, "second.cert.pem").await);
+    copy("second");
+    let start = Instant::now();
+    while !shows(&node.address, "second.cert.pem").await {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    assert!(!shows(&node.address, "first.cert.pem").await);
+}
