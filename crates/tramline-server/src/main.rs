@@ -1,6 +1,7 @@
 //! `tramline`: the command line. Every command is a module; this file only parses and dispatches.
 
 mod bench;
+mod cli;
 mod config;
 mod http;
 mod logs;
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 
 /// Ordered events, work queues and worker pools on the database you already run.
 #[derive(Parser)]
-#[command(name = "tramline", version, arg_required_else_help = true)]
+#[command(name = "tramline", version, arg_required_else_help = true, after_help = cli::EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -30,6 +31,8 @@ enum Command {
     Bench(bench::Args),
     /// Bring the tables of a store up to date, or print the SQL that does it.
     Migrate(migrate::Args),
+    #[command(flatten)]
+    Client(Box<cli::Command>),
 }
 
 #[tokio::main]
@@ -38,8 +41,8 @@ async fn main() -> ExitCode {
     // On a thread of the runtime's pool: from the main thread every await would be a hop between threads.
     match tokio::spawn(run(command)).await {
         Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => fail(&error.to_string()),
-        Err(error) => fail(&error.to_string()),
+        Ok(Err(error)) => fail(&error.to_string(), cli::exit_code(&*error)),
+        Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
     }
 }
 
@@ -59,10 +62,11 @@ async fn run(command: Command) -> Result<(), bench::BoxError> {
         }
         Command::Bench(args) => bench::run(args, queries).await,
         Command::Migrate(args) => migrate::run(args).await,
+        Command::Client(command) => cli::run(*command).await,
     }
 }
 
-fn fail(error: &str) -> ExitCode {
+fn fail(error: &str, code: ExitCode) -> ExitCode {
     eprintln!("tramline: {error}");
-    ExitCode::FAILURE
+    code
 }

@@ -20,12 +20,13 @@ pub mod wake;
 
 pub use engine::buffer::Rejected;
 pub use engine::clock::{Clock, ManualClock};
+pub use engine::command::{Output, ShellCommand};
 pub use engine::context::Context;
 pub use engine::follow::Follow;
 pub use engine::handler::{Batch, Extract, Handler, IntoOutcome, IntoOutcomes, Json, Proto, Raw, State};
 pub use engine::hooks::{Finished, Hooks, LogHooks, NoHooks, Progress, Settlement};
 pub use engine::options::Options;
-pub use engine::plugin::{HttpForward, Plugin, ShellCommand};
+pub use engine::plugin::{HttpForward, Plugin};
 pub use engine::receipt::{IntoEvents, Receipt};
 pub use engine::remote::Take;
 pub use engine::shutdown::Shutdown;

@@ -2,7 +2,7 @@
 
 use crate::http::app::Shared;
 use crate::http::json::json_response;
-use crate::http::problem::Problem;
+use crate::http::problem::Told;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
@@ -16,7 +16,7 @@ use utoipa::{PartialSchema, ToSchema};
 pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
     api.info = Info::new("Tramline", env!("CARGO_PKG_VERSION"));
     let components = api.components.get_or_insert_default();
-    components.schemas.insert(Problem::name().into_owned(), Problem::schema());
+    components.schemas.insert(Told::name().into_owned(), Told::schema());
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     components.add_security_scheme("token", SecurityScheme::Http(bearer));
     for path in api.paths.paths.values_mut() {
@@ -27,7 +27,7 @@ pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
 }
 
 fn add_problems(operation: &mut Operation) {
-    let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(Problem::name()))).build();
+    let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(Told::name()))).build();
     let problem =
         ResponseBuilder::new().description("A problem").content("application/problem+json", content).build();
     operation.responses.responses.insert("default".into(), RefOr::T(problem));

@@ -9,9 +9,14 @@ use utoipa::ToSchema;
 /// A result whose error is an answer.
 pub(crate) type Answer<T> = Result<T, Problem>;
 
-/// What went wrong, and what to do about it.
+/// What went wrong, and what to do about it. Boxed, because most results hold none.
+#[derive(Debug)]
+pub(crate) struct Problem(Box<Told>);
+
+/// A problem as it is told.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Problem {
+#[schema(as = Problem)]
+pub(crate) struct Told {
     /// A name for the kind of problem, as a URI
     #[serde(rename = "type")]
     kind: String,
@@ -45,15 +50,18 @@ impl Problem {
         let kind = format!("urn:tramline:problem:{}", title.to_ascii_lowercase().replace(' ', "-"));
         let (detail, remedy) = (detail.into(), remedy.into());
         let busy = matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS);
-        Problem {
-            kind,
-            title,
-            status,
-            detail,
-            remedy,
-            line: None,
-            stored: None,
-            retry_after: busy.then_some(1),
+        {
+            let retry_after = busy.then_some(1);
+            Problem(Box::new(Told {
+                kind,
+                title,
+                status,
+                detail,
+                remedy,
+                line: None,
+                stored: None,
+                retry_after,
+            }))
         }
     }
 
@@ -83,13 +91,13 @@ impl Problem {
 
     /// In a stream: where it stopped, and how much is stored.
     pub(crate) fn at_line(mut self, line: u64, stored: u64) -> Problem {
-        self.line = Some(line);
-        self.stored = Some(stored);
+        self.0.line = Some(line);
+        self.0.stored = Some(stored);
         self
     }
 
     pub(crate) fn status(&self) -> StatusCode {
-        self.status
+        self.0.status
     }
 }
 
@@ -124,14 +132,14 @@ impl From<serde_json::Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let body = serde_json::to_vec(&self).unwrap_or_default();
-        let mut response = (self.status, body).into_response();
+        let body = serde_json::to_vec(&self.0).unwrap_or_default();
+        let mut response = (self.0.status, body).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if let Some(seconds) = self.retry_after {
+        if let Some(seconds) = self.0.retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
-        if self.status == StatusCode::UNAUTHORIZED {
+        if self.0.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"tramline\""));
         }
         response

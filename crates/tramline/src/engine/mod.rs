@@ -2,7 +2,7 @@
 //!
 //! - [`tramline`], [`options`], [`control`]: the handle, how it is opened, and the verbs of an operator
 //! - [`emit`], [`buffer`], [`receipt`], [`follow`]: how events get in, and out again without a subscription
-//! - [`worker`], [`handler`], [`context`], [`plugin`], [`hooks`], [`shutdown`]: what a worker is told, and what its handlers see
+//! - [`worker`], [`handler`], [`context`], [`plugin`], [`command`], [`hooks`], [`shutdown`]: what a worker is told, and what its handlers see
 //! - `run`: one run of a worker, made of `claim` (gets events), `dispatch` (which one next), `runner` (runs handlers), `settle`
 //!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
 //! - [`remote`]: claims and settlements for workers in other processes
@@ -13,6 +13,7 @@ pub(crate) mod backoff;
 pub mod buffer;
 mod claim;
 pub mod clock;
+pub mod command;
 pub mod context;
 pub mod control;
 mod dispatch;

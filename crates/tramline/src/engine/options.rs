@@ -34,7 +34,9 @@ pub struct Options {
 
 /// Puts something between the engine and the store.
 #[derive(Clone)]
-pub(crate) struct Watch(pub(crate) Arc<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>);
+pub(crate) struct Watch(pub(crate) Arc<Between>);
+
+type Between = dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync;
 
 impl std::fmt::Debug for Watch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

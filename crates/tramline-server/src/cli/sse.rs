@@ -1,0 +1,69 @@
+//! Server-sent events, as far as Tramline uses them: an id and data.
+
+/// One message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) event: String,
+    pub(crate) data: String,
+}
+
+/// Cuts a stream of bytes into messages. Comments, which keep a silent connection alive, are dropped.
+#[derive(Default)]
+pub(crate) struct Parser {
+    rest: Vec<u8>,
+    event: String,
+    data: Vec<String>,
+}
+
+impl Parser {
+    /// More bytes have arrived: the messages that are complete now.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<Message> {
+        self.rest.extend_from_slice(bytes);
+        let mut messages = Vec::new();
+        let mut start = 0;
+        while let Some(length) = self.rest[start..].iter().position(|&byte| byte == b'\n') {
+            let line = String::from_utf8_lossy(&self.rest[start..start + length]).into_owned();
+            start += length + 1;
+            messages.extend(self.line(line.trim_end_matches('\r')));
+        }
+        self.rest.drain(..start);
+        messages
+    }
+
+    fn line(&mut self, line: &str) -> Option<Message> {
+        if line.is_empty() {
+            let event = std::mem::take(&mut self.event);
+            let data = std::mem::take(&mut self.data);
+            return (!data.is_empty()).then(|| Message { event, data: data.join("\n") });
+        }
+        let (field, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "event" => value.clone_into(&mut self.event),
+            "data" => self.data.push(value.to_owned()),
+            _ => {}
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_found_wherever_the_stream_is_cut() {
+        let stream =
+            ": hello\n\nid: 7\nevent: event\ndata: {\"a\":\ndata: \"é\"}\n\ndata:x\r\n\r\n".as_bytes();
+        let expected = [
+            Message { event: "event".to_owned(), data: "{\"a\":\n\"é\"}".to_owned() },
+            Message { event: String::new(), data: "x".to_owned() },
+        ];
+        for cut in 0..stream.len() {
+            let mut parser = Parser::default();
+            let mut messages = parser.feed(&stream[..cut]);
+            messages.extend(parser.feed(&stream[cut..]));
+            assert_eq!(messages, expected, "cut at {cut}");
+        }
+    }
+}

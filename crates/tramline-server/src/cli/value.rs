@@ -1,0 +1,64 @@
+//! Times, durations and pairs on the command line.
+
+use std::time::{Duration, SystemTime};
+
+/// A duration such as `500ms`, `5s`, `2m` or `1h`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; use something like 500ms, 5s, 2m or 1h"))
+}
+
+/// A time such as `2030-01-31T12:00:00Z`, as the server wants it.
+pub(crate) fn time(text: &str) -> Result<String, String> {
+    match humantime::parse_rfc3339_weak(text) {
+        Ok(time) => Ok(rfc3339(time)),
+        Err(error) => Err(format!("{error}; use UTC, like 2030-01-31T12:00:00Z")),
+    }
+}
+
+/// `name=value`.
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("use name=value".to_owned()),
+    }
+}
+
+/// The time on this machine when `duration` has passed.
+#[expect(clippy::disallowed_methods, reason = "\"for ten minutes\" means the clock of who says it")]
+pub(crate) fn from_now(duration: Duration) -> String {
+    rfc3339(SystemTime::now() + duration)
+}
+
+/// Whole milliseconds, as the server wants them.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_a_unit() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert!(duration("5").is_err() && duration("soon").is_err());
+    }
+
+    #[test]
+    fn times_are_checked_and_made_complete() {
+        assert_eq!(time("2030-01-31 12:00:00").as_deref(), Ok("2030-01-31T12:00:00.000Z"));
+        assert!(time("tomorrow").is_err());
+    }
+
+    #[test]
+    fn a_pair_needs_a_name() {
+        assert_eq!(pair("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert!(pair("=b").is_err() && pair("a").is_err());
+    }
+}

@@ -1,0 +1,7 @@
+//! The commands, against a real server: `emit`, `tail`, `work` and what operators do.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod emit;
+mod operate;
+mod server;
+mod work;

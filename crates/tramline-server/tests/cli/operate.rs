@@ -1,0 +1,116 @@
+//! What operators do, and how commands fail.
+
+use crate::server::Server;
+use serde_json::json;
+
+const FAIL: [&str; 5] = ["work", "t", "--drain", "--exec", "exit 1"];
+const WORK: [&str; 5] = ["work", "t", "--drain", "--exec", "cat; echo"];
+
+#[test]
+fn a_paused_or_blocked_subscription_runs_nothing() {
+    let server = Server::start();
+    server.subscribe("t", json!({"topics": ["t"]}));
+    server.ok(&["emit", "t", "1"]);
+    let rule = server.json(&["pause", "t", "--reason", "moving", "--for", "1h"]);
+    assert_eq!((&rule["kind"], &rule["reason"]), (&json!("pause"), &json!("moving")));
+    assert!(rule["until"].is_string(), "{rule}");
+    assert_eq!(server.ok(&["block", "t", "--json"]).lines().count(), 2, "both rules hold");
+    assert_eq!(server.ok(&WORK), "");
+    assert_eq!(server.json(&["resume", "t"])["kind"], "block");
+    assert_eq!(server.ok(&WORK), "");
+    assert_eq!(server.ok(&["unblock", "t"]), "");
+    assert_eq!(server.ok(&WORK), "1\n");
+}
+
+#[test]
+fn dead_events_are_listed_replayed_and_dropped() {
+    let server = Server::start();
+    server.subscribe("t", json!({"topics": ["t"], "max_attempts": 1}));
+    let ids: Vec<String> =
+        (0..3).map(|n| server.ok(&["emit", "t", &n.to_string()]).trim().to_owned()).collect();
+    server.ok(&FAIL);
+    let listed = server.ok(&["dead", "list", "t"]);
+    assert_eq!(listed.lines().map(|line| line.split('\t').next().unwrap()).collect::<Vec<_>>(), ids);
+    let page = server.run(&["dead", "list", "t", "--limit", "1", "--json"]);
+    assert!(page.err.contains("--after"), "{page:?}");
+    assert_eq!(server.ok(&["dead", "replay", "t", &ids[1]]), "1\n");
+    assert_eq!(server.ok(&WORK), "1\n");
+    assert_eq!(server.json(&["dead", "drop", "t", "--all"])["count"], 2);
+    assert_eq!(server.ok(&["dead", "list", "t"]), "");
+    assert_eq!(server.run(&["dead", "drop", "t"]).code, Some(2), "which ones?");
+}
+
+#[test]
+fn parked_keys_are_listed_and_released() {
+    let server = Server::start();
+    let policy = json!({"topics": ["t"], "ordering": "key", "max_attempts": 1, "on_exhausted": "hold"});
+    server.subscribe("t", policy);
+    let id = server.ok(&["emit", "t", "1", "--key", "k"]);
+    server.ok(&["emit", "t", "2", "--key", "k"]);
+    server.ok(&FAIL);
+    assert_eq!(server.ok(&WORK), "", "the second waits for the first");
+    let parked = server.json(&["parked", "list", "t"]);
+    assert_eq!((&parked["key"], &parked["blocked_by"]), (&json!("k"), &json!(id.trim())));
+    server.ok(&["parked", "release", "t", "k"]);
+    assert!(server.ok(&WORK).ends_with("2\n"));
+}
+
+#[test]
+fn stats_and_lists_show_what_there_is() {
+    let server = Server::start();
+    server.subscribe("s", json!({"topics": ["t"]}));
+    let id = server.ok(&["emit", "t", "1"]);
+    assert!(server.ok(&["topics"]).starts_with("t\t32\t"));
+    assert!(server.ok(&["subscriptions"]).starts_with("s\tt\tpull\t1\t0\t0\t0\t0\t"));
+    assert!(server.ok(&["stats"]).starts_with("s\t1\t0\t0\t0\t0\t"));
+    assert!(server.json(&["stats"]).is_object());
+    server.ok(&["workers"]);
+    assert!(server.ok(&["event", id.trim()]).contains("\ns\tready\t0\t0\t"));
+}
+
+#[test]
+fn tokens_are_created_listed_and_dropped() {
+    let server = Server::start_with(Some("root-secret-of-this-test"));
+    let create = ["token", "create", "shop", "--scope", "publish", "--topic", "orders"];
+    let token = server.ok(&create).trim().to_owned();
+    assert!(!server.ok(&["token", "list"]).contains(&token), "it is shown once");
+    assert_eq!(server.json(&["token", "list"])["scopes"], json!(["publish"]));
+    server.ok(&["emit", "orders", "1", "--token", &token]);
+    let other = server.run(&["emit", "other", "1", "--token", &token]);
+    assert_eq!(other.code, Some(1), "{other:?}");
+    assert!(!other.err.contains(&token));
+    server.ok(&["token", "drop", "shop"]);
+    assert_eq!(server.run(&["emit", "orders", "1", "--token", &token]).code, Some(1));
+}
+
+#[test]
+fn exit_codes_tell_failures_apart() {
+    let server = Server::start();
+    assert_eq!(server.run(&["subscriptions", "nobody"]).code, Some(4));
+    assert_eq!(server.run(&["tail", "nothing"]).code, Some(4));
+    assert_eq!(server.run(&["emit", "t", "1", "--delay", "soon"]).code, Some(2));
+    assert_eq!(server.run(&["topics", "--server", "nonsense"]).code, Some(2));
+    let nobody = server.run(&["topics", "--server", "http://127.0.0.1:1"]);
+    assert_eq!(nobody.code, Some(3));
+    assert!(nobody.err.contains("TRAMLINE_SERVER"), "with a remedy: {nobody:?}");
+}
+
+#[test]
+fn help_has_examples_and_exit_codes_but_no_secrets() {
+    let server = Server::start_with(Some("root-secret-of-this-test"));
+    for command in ["emit", "tail", "work", "stats", "pause", "dead", "parked", "event", "token"] {
+        let help = server.ok(&[command, "--help"]);
+        assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+        assert!(!help.contains("root-secret"), "{help}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_a_command_quietly() {
+    let server = Server::start();
+    let script = format!("{} completions bash | head -n 1", env!("CARGO_BIN_EXE_tramline"));
+    let output =
+        std::process::Command::new("sh").args(["-c", &script]).current_dir(server.file("")).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 1);
+}

@@ -1,0 +1,164 @@
+//! A server of its own for each test, and the commands that talk to it.
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tramline");
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server with an empty store. It ends with the test.
+pub(crate) struct Server {
+    process: Child,
+    url: String,
+    folder: tempfile::TempDir,
+    token: Option<&'static str>,
+}
+
+/// What a command said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Server {
+    pub(crate) fn start() -> Server {
+        Server::start_with(None)
+    }
+
+    /// With a token that may do everything, and that every command shows unless told otherwise.
+    pub(crate) fn start_with(token: Option<&'static str>) -> Server {
+        let folder = tempfile::tempdir().unwrap();
+        let address = folder.path().join("address");
+        let mut serve = Command::new(PROGRAM);
+        serve.args(["serve", "--listen", "127.0.0.1:0", "--address-file"]).arg(&address);
+        serve.arg("--store").arg(format!("sqlite://{}", folder.path().join("test.db").display()));
+        if let Some(token) = token {
+            serve.env("TRAMLINE_ROOT_TOKEN", token);
+        }
+        let process = serve.args(["--log", "warn"]).stdin(Stdio::null()).spawn().unwrap();
+        let mut server = Server { process, url: String::new(), folder, token };
+        until("the server listens", || {
+            let address = std::fs::read_to_string(&address).unwrap_or_default();
+            server.url = format!("http://{address}");
+            address.parse::<std::net::SocketAddr>().is_ok()
+        });
+        server
+    }
+
+    /// A file of this test.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A file of this test with something in it.
+    pub(crate) fn file_with(&self, name: &str, text: &str) -> PathBuf {
+        std::fs::write(self.file(name), text).unwrap();
+        self.file(name)
+    }
+
+    /// A pipe with a name: opening one end waits for the other.
+    pub(crate) fn pipe(&self, name: &str) -> PathBuf {
+        assert!(Command::new("mkfifo").arg(self.file(name)).status().unwrap().success());
+        self.file(name)
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(args).env("TRAMLINE_SERVER", &self.url).current_dir(self.folder.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        match self.token {
+            Some(token) => command.env("TRAMLINE_TOKEN", token),
+            None => command.env_remove("TRAMLINE_TOKEN"),
+        };
+        command
+    }
+
+    /// Runs a command to its end.
+    pub(crate) fn run(&self, args: &[&str]) -> Said {
+        Said::from(self.command(args).output().unwrap())
+    }
+
+    /// Runs a command that reads `input`.
+    pub(crate) fn feed(&self, args: &[&str], input: &str) -> Said {
+        let mut child = self.command(args).stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        Said::from(child.wait_with_output().unwrap())
+    }
+
+    /// Runs a command that succeeds, and gives what it printed.
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let said = self.run(args);
+        assert_eq!(said.code, Some(0), "{args:?}: {said:?}");
+        said.out
+    }
+
+    /// Runs a command with `--json` that prints one object.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let text = self.ok(&[args, &["--json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// How many events of a subscription have this status.
+    pub(crate) fn count(&self, subscription: &str, status: &str) -> u64 {
+        self.json(&["subscriptions", subscription])["counts"][status].as_u64().unwrap()
+    }
+
+    /// Creates a subscription with a policy, which no command does.
+    pub(crate) fn subscribe(&self, name: &str, policy: Value) {
+        let url = format!("{}/v1/subscriptions/{name}", self.url);
+        self.request(|client| {
+            client.put(url).header("content-type", "application/json").body(policy.to_string())
+        });
+    }
+
+    /// Deletes a subscription, which no command does.
+    pub(crate) fn unsubscribe(&self, name: &str) {
+        self.request(|client| client.delete(format!("{}/v1/subscriptions/{name}", self.url)));
+    }
+
+    fn request(&self, make: impl FnOnce(reqwest::Client) -> reqwest::RequestBuilder) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = reqwest::Client::builder().no_proxy().build().unwrap();
+            let answer = make(client).send().await.unwrap();
+            assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
+        });
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Said {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+/// Asks a process to end, as a service manager does.
+pub(crate) fn terminate(process: &Child) {
+    assert!(Command::new("kill").arg(process.id().to_string()).status().unwrap().success());
+}
+
+/// Waits for the other end of a pipe, and for what it writes.
+pub(crate) fn read(pipe: &Path) -> String {
+    std::fs::read_to_string(pipe).unwrap()
+}
+
+fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !reached() {
+        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        std::thread::yield_now();
+    }
+}
