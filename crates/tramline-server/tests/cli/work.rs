@@ -157,7 +157,7 @@ fn a_command_that_does_not_finish_in_time_is_killed_and_its_event_given_back() {
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!((server.count("t", "ready"), server.count("t", "leased")), (1, 0));
     let event = server.json(&["event", &said.err[..said.err.find(' ').unwrap()]]);
-    assert_eq!(event["deliveries"][0]["attempt"], 0, "uncounted");
+    assert_eq!(event["deliveries"][0]["attempt"], 1, "uncounted");
 }
 
 #[test]

@@ -57,8 +57,7 @@ impl Claimed {
             ("topic".to_owned(), self.topic.clone()),
             ("type".to_owned(), self.kind.clone().unwrap_or_default()),
             ("subscription".to_owned(), subscription.to_owned()),
-            // As for a worker of the library: the first run is attempt 1.
-            ("attempt".to_owned(), (self.attempt + 1).to_string()),
+            ("attempt".to_owned(), self.attempt.to_string()),
             ("crashes".to_owned(), self.crashes.to_string()),
         ];
         all.extend(said("key", &self.key));

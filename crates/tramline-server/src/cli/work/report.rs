@@ -46,7 +46,7 @@ impl Report {
         }
         let took = took.map(millis);
         let _ = if self.json {
-            let line = json!({"id": event.id, "outcome": word, "attempt": event.attempt + 1, "error": error, "took_ms": took});
+            let line = json!({"id": event.id, "outcome": word, "attempt": event.attempt, "error": error, "took_ms": took});
             writeln!(std::io::stdout().lock(), "{line}")
         } else {
             let line = self.line(event, word, error, took);
