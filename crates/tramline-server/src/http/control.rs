@@ -1,8 +1,8 @@
 //! Rules: pause and resume for users, block and unblock for admins.
 
-use crate::http::access::Caller;
 use crate::http::app::Shared;
 use crate::http::body;
+use crate::http::caller::Caller;
 use crate::http::json::{When, ok};
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};

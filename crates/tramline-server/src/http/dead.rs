@@ -1,8 +1,8 @@
 //! Dead events and parked keys: looking, replaying, dropping, releasing, resending.
 
-use crate::http::access::Caller;
 use crate::http::app::Shared;
 use crate::http::body;
+use crate::http::caller::Caller;
 use crate::http::json::{EventOut, Id, List, When, ok};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};

@@ -1,8 +1,8 @@
 //! POST /v1/topics/{topic}/events: one event, an array, a stream of lines, or raw bytes.
 
-use crate::http::access::Caller;
 use crate::http::app::{App, Shared};
 use crate::http::body;
+use crate::http::caller::Caller;
 use crate::http::json::{Id, When, json_response};
 use crate::http::ndjson;
 use crate::http::params::Name;

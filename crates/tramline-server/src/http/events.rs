@@ -1,7 +1,7 @@
 //! Reading: the events of a topic, one event, the head of a key; and taking an event back.
 
-use crate::http::access::Caller;
 use crate::http::app::Shared;
+use crate::http::caller::Caller;
 use crate::http::follow;
 use crate::http::json::{EventOut, Id, When, json_response, ok};
 use crate::http::params::{Name, Params, after_id, bounded};

@@ -1,7 +1,7 @@
 //! Metrics in the text format of Prometheus. Names in labels are bounded in number, so that nobody can fill the memory with them.
 
-use crate::http::access::Caller;
 use crate::http::app::{App, Shared};
+use crate::http::caller::Caller;
 use crate::http::problem::Answer;
 use crate::http::stats::MOST;
 use axum::extract::State;

@@ -1,10 +1,10 @@
 //! The HTTP API.
 //!
 //! - [`routes`]: every route, on one page; [`openapi`]: their description, made from the same list
-//! - [`app`]: what all handlers share; [`limits`], [`access`]: what goes before a request
+//! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
 //! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
-//! - [`claims`], [`given`], [`workers`]: remote workers
+//! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
 //! - [`stats`], [`metrics`], [`timed`], [`health`]: figures
 //! - [`tokens`]: who may do what
 //! - [`body`], [`params`], [`json`], [`problem`]: how requests are read and answers written
@@ -12,6 +12,7 @@
 pub(crate) mod access;
 pub(crate) mod app;
 mod body;
+mod caller;
 mod claims;
 mod control;
 mod dead;
@@ -28,6 +29,7 @@ mod openapi;
 mod params;
 mod problem;
 pub(crate) mod routes;
+mod settle;
 mod stats;
 mod subscriptions;
 #[cfg(test)]

@@ -3,6 +3,9 @@
 use crate::http::app::Shared;
 use crate::http::json::json_response;
 use crate::http::problem::Told;
+use crate::http::{
+    claims, control, dead, emit, events, health, metrics, settle, stats, subscriptions, tokens, topics,
+};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
@@ -10,13 +13,57 @@ use bytes::Bytes;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, Info, OpenApi, Ref, RefOr, ResponseBuilder};
-use utoipa::{PartialSchema, ToSchema};
+use utoipa::{OpenApi as _, ToSchema};
 
-/// Adds what all operations have in common: the name, tokens, and problems.
-pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
+/// Every handler, so that its description is found. A test compares them with the routes.
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    components(schemas(Told)),
+    paths(
+        emit::emit,
+        events::list,
+        topics::list,
+        topics::put,
+        topics::get,
+        topics::delete,
+        events::head,
+        events::get,
+        events::cancel,
+        subscriptions::list,
+        subscriptions::put,
+        subscriptions::get,
+        subscriptions::delete,
+        claims::claim,
+        settle::settle,
+        settle::extend,
+        settle::release,
+        control::pause,
+        control::resume,
+        control::block,
+        control::unblock,
+        dead::dead,
+        dead::replay,
+        dead::drop,
+        dead::parked,
+        dead::release_parked,
+        dead::resend,
+        stats::workers,
+        stats::stats,
+        tokens::create,
+        tokens::list,
+        tokens::delete,
+        metrics::metrics,
+        health::live,
+        health::ready,
+    )
+)]
+struct Handlers;
+
+/// The description, with what all operations have in common: the name, tokens, and problems.
+pub(crate) fn describe() -> OpenApi {
+    let mut api = Handlers::openapi();
     api.info = Info::new("Tramline", env!("CARGO_PKG_VERSION"));
     let components = api.components.get_or_insert_default();
-    components.schemas.insert(Told::name().into_owned(), Told::schema());
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     components.add_security_scheme("token", SecurityScheme::Http(bearer));
     for path in api.paths.paths.values_mut() {
@@ -34,8 +81,8 @@ fn add_problems(operation: &mut Operation) {
 }
 
 /// Serves the description. It is written once.
-pub(crate) fn route(api: &OpenApi) -> Router<Shared> {
-    let written: Bytes = api.to_json().unwrap_or_default().into();
+pub(crate) fn route() -> Router<Shared> {
+    let written: Bytes = describe().to_json().unwrap_or_default().into();
     Router::new().route(
         "/v1/openapi.json",
         get(move || async move { json_response(StatusCode::OK, written.to_vec()) }),

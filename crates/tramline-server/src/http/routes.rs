@@ -1,76 +1,104 @@
-//! Every route, on one page. Routes and their description come from the same list, so they cannot differ.
+//! Every route, on one page. A route takes its path and method from the description of its handler.
 
 use crate::http::app::Shared;
 use crate::http::problem::Problem;
 use crate::http::{
-    claims, control, dead, emit, events, health, limits, metrics, openapi, stats, subscriptions, tokens,
-    topics,
+    claims, control, dead, emit, events, health, limits, metrics, openapi, settle, stats, subscriptions,
+    tokens, topics,
 };
 use axum::Router;
+use axum::handler::Handler;
 use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
-use utoipa::openapi::OpenApi;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
+use axum::routing::{MethodFilter, on};
+use utoipa::Path;
+use utoipa::openapi::path::HttpMethod;
 
 /// The router of a node.
 pub(crate) fn router(app: Shared) -> Router {
-    let (router, _) = build(app);
-    router
-}
-
-/// The router, and the description of its routes.
-pub(crate) fn build(app: Shared) -> (Router, OpenApi) {
-    let guarded = guarded().layer(from_fn_with_state(app.clone(), limits::admit));
-    let (router, described) = guarded.merge(open()).split_for_parts();
-    let described = openapi::complete(described);
-    let router = router
-        .merge(openapi::route(&described))
+    let guarded = guarded().router.layer(from_fn_with_state(app.clone(), limits::admit));
+    guarded
+        .merge(open().router)
+        .merge(openapi::route())
         .fallback(|| async { Problem::not_found("there is no such path") })
         .method_not_allowed_fallback(|| async {
-            Problem::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "the path has no such method",
-                "compare with /v1/openapi.json",
-            )
+            let detail = "the path has no such method";
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail, "compare with /v1/openapi.json")
         })
-        .with_state(app);
-    (router, described)
+        .with_state(app)
+}
+
+/// Methods and paths of everything that is served, but for the description itself.
+#[cfg(test)]
+pub(crate) fn list() -> Vec<String> {
+    guarded().list.into_iter().chain(open().list).collect()
 }
 
 /// What needs a token.
-fn guarded() -> OpenApiRouter<Shared> {
-    OpenApiRouter::new()
-        .routes(routes!(emit::emit, events::list))
-        .routes(routes!(topics::list))
-        .routes(routes!(topics::put, topics::get, topics::delete))
-        .routes(routes!(events::head))
-        .routes(routes!(events::get))
-        .routes(routes!(events::cancel))
-        .routes(routes!(subscriptions::list))
-        .routes(routes!(subscriptions::put, subscriptions::get, subscriptions::delete))
-        .routes(routes!(claims::claim))
-        .routes(routes!(claims::settle))
-        .routes(routes!(claims::extend))
-        .routes(routes!(claims::release))
-        .routes(routes!(control::pause))
-        .routes(routes!(control::resume))
-        .routes(routes!(control::block))
-        .routes(routes!(control::unblock))
-        .routes(routes!(dead::dead))
-        .routes(routes!(dead::replay))
-        .routes(routes!(dead::drop))
-        .routes(routes!(dead::parked))
-        .routes(routes!(dead::release_parked))
-        .routes(routes!(dead::resend))
-        .routes(routes!(stats::workers))
-        .routes(routes!(stats::stats))
-        .routes(routes!(tokens::create, tokens::list))
-        .routes(routes!(tokens::delete))
-        .routes(routes!(metrics::metrics))
+fn guarded() -> Routes {
+    Routes::default()
+        .add::<emit::__path_emit, _, _>(emit::emit)
+        .add::<events::__path_list, _, _>(events::list)
+        .add::<topics::__path_list, _, _>(topics::list)
+        .add::<topics::__path_put, _, _>(topics::put)
+        .add::<topics::__path_get, _, _>(topics::get)
+        .add::<topics::__path_delete, _, _>(topics::delete)
+        .add::<events::__path_head, _, _>(events::head)
+        .add::<events::__path_get, _, _>(events::get)
+        .add::<events::__path_cancel, _, _>(events::cancel)
+        .add::<subscriptions::__path_list, _, _>(subscriptions::list)
+        .add::<subscriptions::__path_put, _, _>(subscriptions::put)
+        .add::<subscriptions::__path_get, _, _>(subscriptions::get)
+        .add::<subscriptions::__path_delete, _, _>(subscriptions::delete)
+        .add::<claims::__path_claim, _, _>(claims::claim)
+        .add::<settle::__path_settle, _, _>(settle::settle)
+        .add::<settle::__path_extend, _, _>(settle::extend)
+        .add::<settle::__path_release, _, _>(settle::release)
+        .add::<control::__path_pause, _, _>(control::pause)
+        .add::<control::__path_resume, _, _>(control::resume)
+        .add::<control::__path_block, _, _>(control::block)
+        .add::<control::__path_unblock, _, _>(control::unblock)
+        .add::<dead::__path_dead, _, _>(dead::dead)
+        .add::<dead::__path_replay, _, _>(dead::replay)
+        .add::<dead::__path_drop, _, _>(dead::drop)
+        .add::<dead::__path_parked, _, _>(dead::parked)
+        .add::<dead::__path_release_parked, _, _>(dead::release_parked)
+        .add::<dead::__path_resend, _, _>(dead::resend)
+        .add::<stats::__path_workers, _, _>(stats::workers)
+        .add::<stats::__path_stats, _, _>(stats::stats)
+        .add::<tokens::__path_create, _, _>(tokens::create)
+        .add::<tokens::__path_list, _, _>(tokens::list)
+        .add::<tokens::__path_delete, _, _>(tokens::delete)
+        .add::<metrics::__path_metrics, _, _>(metrics::metrics)
 }
 
 /// What anybody may ask.
-fn open() -> OpenApiRouter<Shared> {
-    OpenApiRouter::new().routes(routes!(health::live)).routes(routes!(health::ready))
+fn open() -> Routes {
+    Routes::default()
+        .add::<health::__path_live, _, _>(health::live)
+        .add::<health::__path_ready, _, _>(health::ready)
+}
+
+/// Routes as they are gathered.
+#[derive(Default)]
+struct Routes {
+    router: Router<Shared>,
+    list: Vec<String>,
+}
+
+impl Routes {
+    /// Serves a handler where its description says: utoipa keeps that beside it, under the name `__path_` and the handler's.
+    fn add<P: Path, H: Handler<T, Shared>, T: 'static>(mut self, handler: H) -> Routes {
+        for method in P::methods() {
+            let (filter, name) = match method {
+                HttpMethod::Get => (MethodFilter::GET, "GET"),
+                HttpMethod::Put => (MethodFilter::PUT, "PUT"),
+                HttpMethod::Delete => (MethodFilter::DELETE, "DELETE"),
+                _ => (MethodFilter::POST, "POST"),
+            };
+            self.router = self.router.route(&P::path(), on(filter, handler.clone()));
+            self.list.push(format!("{name} {}", P::path()));
+        }
+        self
+    }
 }

@@ -1,7 +1,7 @@
 //! Live figures: who works, and how much is to be done.
 
-use crate::http::access::Caller;
 use crate::http::app::Shared;
+use crate::http::caller::Caller;
 use crate::http::events::READ;
 use crate::http::json::{When, ok};
 use crate::http::problem::Answer;

@@ -1,8 +1,8 @@
 //! Subscriptions: creating, changing, looking, deleting.
 
-use crate::http::access::Caller;
 use crate::http::app::{App, Shared};
 use crate::http::body;
+use crate::http::caller::Caller;
 use crate::http::control::RuleOut;
 use crate::http::events::READ;
 use crate::http::json::{List, When, ok, parse_time};

@@ -1,9 +1,10 @@
 //! Tokens: created with a secret that is shown once, listed and dropped. Only for admins of everything: whoever could create
 //! tokens within a pattern could create one beyond it.
 
-use crate::http::access::{Caller, hash};
+use crate::http::access::hash;
 use crate::http::app::Shared;
 use crate::http::body;
+use crate::http::caller::Caller;
 use crate::http::json::{Json, List, When, ok};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};

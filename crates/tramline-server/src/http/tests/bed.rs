@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::http::access::Access;
 use crate::http::app::{App, Shared};
 use crate::http::metrics::Metrics;
-use crate::http::routes;
+use crate::http::{openapi, routes};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
@@ -71,8 +71,8 @@ impl Bed {
         let tram = Tramline::open("sqlite::memory:").await.unwrap();
         let access = Access::open(tram.store().clone(), config.root_token.as_deref(), true).await.unwrap();
         let app = App::new(tram, config, access, Arc::new(Metrics::default()));
-        let (router, api) = routes::build(app.clone());
-        Bed { app, api, router }
+        let router = routes::router(app.clone());
+        Bed { app, api: openapi::describe(), router }
     }
 
     pub(super) async fn send(&self, request: Request<Body>) -> Reply {

@@ -57,7 +57,7 @@ pub(super) fn methods(item: &PathItem) -> Vec<Method> {
 }
 
 #[tokio::test]
-async fn the_description_has_every_call_of_the_contract_and_no_other() {
+async fn the_description_the_routes_and_the_contract_have_the_same_calls() {
     let bed = Bed::open().await;
     let described: BTreeSet<String> = bed
         .api
@@ -68,6 +68,7 @@ async fn the_description_has_every_call_of_the_contract_and_no_other() {
         .collect();
     let contract: BTreeSet<String> = CONTRACT.iter().map(ToString::to_string).collect();
     assert_eq!(described, contract);
+    assert_eq!(described, crate::http::routes::list().into_iter().collect());
 }
 
 #[tokio::test]
