@@ -65,7 +65,7 @@ fn stats_and_lists_show_what_there_is() {
     assert!(server.ok(&["stats"]).starts_with("s\t1\t0\t0\t0\t0\t"));
     assert!(server.json(&["stats"]).is_object());
     server.ok(&["workers"]);
-    assert!(server.ok(&["event", id.trim()]).contains("\ns\tready\t0\t0\t"));
+    assert!(server.ok(&["event", id.trim()]).contains("\ns\tready\t1\t0\t"));
 }
 
 #[test]

@@ -40,14 +40,19 @@ pub(crate) struct Log {
     /// Number and id of what was acknowledged.
     pub(crate) acknowledged: Vec<(u64, i64)>,
     pub(crate) claims: Vec<Claimed>,
-    settled: HashMap<&'static str, HashSet<i64>>,
+    seen: HashMap<&'static str, HashSet<i64>>,
     none: HashSet<i64>,
 }
 
 impl Log {
-    /// What a subscription has settled, and was told so.
-    pub(crate) fn settled(&self, subscription: &str) -> &HashSet<i64> {
-        self.settled.get(subscription).unwrap_or(&self.none)
+    /// What a subscription was given.
+    pub(crate) fn seen(&self, subscription: &str) -> &HashSet<i64> {
+        self.seen.get(subscription).unwrap_or(&self.none)
+    }
+
+    fn add(&mut self, claim: Claimed) {
+        self.seen.entry(claim.subscription).or_default().insert(claim.id);
+        self.claims.push(claim);
     }
 }
 
@@ -110,6 +115,25 @@ impl Load {
     pub(crate) async fn wait(&self, what: &str, within: Duration, reached: impl Fn(&Log) -> bool) {
         let wait = self.shared.until(reached);
         assert!(tokio::time::timeout(within, wait).await.is_ok(), "never came true: {what}");
+    }
+
+    /// Waits until the server says that a subscription has nothing left to do, and nothing dead.
+    pub(crate) async fn finished(&self, subscription: &str, within: Duration) {
+        let url = format!("{}/v1/subscriptions/{subscription}", self.shared.nodes[0]);
+        let wait = async {
+            loop {
+                let answer = self.shared.http.get(&url).send().await.unwrap().text().await.unwrap();
+                let answer: Value = serde_json::from_str(&answer).unwrap();
+                let counts = answer["counts"].as_object().unwrap();
+                if counts.values().all(|count| count == 0) {
+                    return;
+                }
+                assert_eq!(counts["dead"], 0, "{subscription}");
+                // Asking is all that can be done from outside.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        assert!(tokio::time::timeout(within, wait).await.is_ok(), "{subscription} is never done");
     }
 
     pub(crate) async fn stop_emitting(&self) {
@@ -191,8 +215,8 @@ async fn emit(shared: Arc<Shared>, emitter: u64) {
             None => node += 1, // the node is gone, and whether the events are stored is open
         }
         let enough = |log: &Log| {
-            let settled = log.settled(UNORDERED).len().min(log.settled(ORDERED).len());
-            settled + AHEAD > log.acknowledged.len()
+            let seen = log.seen(UNORDERED).len().min(log.seen(ORDERED).len());
+            seen + AHEAD > log.acknowledged.len()
         };
         tokio::select! {
             () = shared.until(enough) => {}
@@ -218,16 +242,11 @@ async fn work(shared: Arc<Shared>, worker: usize, subscription: &'static str) {
         if events.is_empty() || waited > LEASE_MS - SPARE_MS {
             continue;
         }
-        shared.note(|log| log.claims.extend(events.iter().map(|event| claimed(subscription, event))));
+        shared.note(|log| events.iter().for_each(|event| log.add(claimed(subscription, event))));
         let results = outcomes(events, subscription == ORDERED);
         let settle = format!("/v1/subscriptions/{subscription}/settle");
-        if let Some(answer) = shared.post(node, &settle, &json!({ "results": results }), None).await {
-            let answers = answer["results"].as_array().unwrap().iter().zip(&results);
-            let done = answers
-                .filter(|(answer, result)| answer["status"] == "settled" && result["outcome"] == "done")
-                .map(|(answer, _)| id(&answer["id"]).unwrap());
-            shared.note(|log| log.settled.entry(subscription).or_default().extend(done));
-        }
+        // If there is no answer the outcomes may be stored or not; what is not comes again.
+        shared.post(node, &settle, &json!({ "results": results }), None).await;
     }
 }
 

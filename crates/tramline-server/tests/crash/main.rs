@@ -58,9 +58,10 @@ async fn survive(mut nodes: Vec<Node>) {
     let acknowledged = load.acknowledged();
     for subscription in [UNORDERED, ORDERED] {
         load.wait("everything acknowledged runs", PATIENCE, |log| {
-            acknowledged.iter().all(|(_, id)| log.settled(subscription).contains(id))
+            acknowledged.iter().all(|(_, id)| log.seen(subscription).contains(id))
         })
         .await;
+        load.finished(subscription, PATIENCE).await;
     }
     let log = load.stop().await;
     check::nothing_invented(&log);
