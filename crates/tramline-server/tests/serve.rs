@@ -67,6 +67,30 @@ async fn a_drain_answers_those_who_wait_and_ends_those_who_follow() {
     assert!(node.ended().0.success());
 }
 
+/// A client that left while it waited must not be given the next event: it would be gone until its lease ends.
+#[tokio::test]
+async fn who_leaves_while_waiting_gets_nothing() {
+    let node = Node::start(&[]);
+    node.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
+    let mut socket = node.socket();
+    let claim = "{\"wait_ms\": 60000}";
+    let head = "POST /v1/subscriptions/s/claim HTTP/1.1\r\nhost: localhost\r\n";
+    write!(socket, "{head}content-length: {}\r\n\r\n{claim}", claim.len()).unwrap();
+    let waits = async |connections: &str| loop {
+        let metrics = node.http.get(node.url("/metrics")).send().await.unwrap().text().await.unwrap();
+        let claimed = metrics.contains("tramline_store_seconds_count{verb=\"claim\"}");
+        if claimed && metrics.contains(&format!("tramline_http_connections {connections}\n")) {
+            break;
+        }
+    };
+    waits("2").await;
+    drop(socket);
+    waits("1").await;
+    let emitted = node.post("/v1/topics/t/events", json!({"payload": 1})).await;
+    let claimed = node.post("/v1/subscriptions/s/claim", json!({"wait_ms": 10_000})).await;
+    assert_eq!(claimed["events"][0]["id"], emitted["events"][0]["id"]);
+}
+
 #[test]
 fn it_refuses_to_serve_the_world_without_tokens() {
     let error = refused(&["--listen", "0.0.0.0:0"]);
