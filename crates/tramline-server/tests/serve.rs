@@ -2,126 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed test says where")]
 
-use serde_json::{Value, json};
+mod node;
+
+use node::{Node, PATIENCE, answer, refused, until};
+use serde_json::json;
 use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-/// How long anything may take before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A node, with a directory for its files. Killed when it is dropped.
-struct Node {
-    child: Child,
-    address: String,
-    http: reqwest::Client,
-    directory: TempDir,
-}
-
-fn command(directory: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tramline"));
-    command.current_dir(directory).env_remove("TRAMLINE_ROOT_TOKEN").env("RUST_LOG", "info");
-    command.arg("serve").args(arguments).stdout(Stdio::null()).stderr(Stdio::piped());
-    command
-}
-
-impl Node {
-    fn start(arguments: &[&str]) -> Node {
-        Node::start_in(tempfile::tempdir().unwrap(), arguments, &[])
-    }
-
-    fn start_in(directory: TempDir, arguments: &[&str], environment: &[(&str, &str)]) -> Node {
-        let file = directory.path().join("address");
-        std::fs::remove_file(&file).ok();
-        let mut all = vec!["--address-file", "address"];
-        if !arguments.contains(&"--listen") {
-            all.extend(["--listen", "127.0.0.1:0"]);
-        }
-        all.extend(arguments);
-        let mut child = command(directory.path(), &all).envs(environment.iter().copied()).spawn().unwrap();
-        let address = until(|| {
-            if let Some(status) = child.try_wait().unwrap() {
-                let mut log = String::new();
-                child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-                panic!("the server ended with {status}: {log}");
-            }
-            std::fs::read_to_string(&file).ok().filter(|text| text.contains(':'))
-        });
-        Node { child, address, http: reqwest::Client::builder().no_proxy().build().unwrap(), directory }
-    }
-
-    fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address.replace("0.0.0.0", "127.0.0.1"))
-    }
-
-    async fn post(&self, path: &str, body: Value) -> Value {
-        let reply = self.http.post(self.url(path)).header("content-type", "application/json");
-        answer(reply.body(body.to_string()).send().await.unwrap()).await
-    }
-
-    async fn put(&self, path: &str, body: Value) -> Value {
-        answer(self.http.put(self.url(path)).body(body.to_string()).send().await.unwrap()).await
-    }
-
-    async fn get(&self, path: &str) -> Value {
-        answer(self.http.get(self.url(path)).send().await.unwrap()).await
-    }
-
-    fn signal(&self, signal: &str) {
-        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-    }
-
-    /// Waits for the end; gives the log.
-    fn ended(mut self) -> (std::process::ExitStatus, String) {
-        let status = until(|| self.child.try_wait().unwrap());
-        let mut log = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-        (status, log)
-    }
-
-    fn socket(&self) -> TcpStream {
-        let socket = TcpStream::connect(&self.address).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        socket
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-async fn answer(reply: reqwest::Response) -> Value {
-    let status = reply.status();
-    let text = reply.text().await.unwrap();
-    assert!(status.is_success(), "{status}: {text}");
-    serde_json::from_str(&text).unwrap()
-}
-
-/// Looks until there is something.
-fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "it never came true");
-        std::thread::yield_now();
-    }
-}
-
-fn refused(arguments: &[&str]) -> String {
-    let directory = tempfile::tempdir().unwrap();
-    let Output { status, stderr, .. } = command(directory.path(), arguments).output().unwrap();
-    assert!(!status.success());
-    String::from_utf8(stderr).unwrap()
-}
+use std::process::Command;
+use std::time::Instant;
 
 #[tokio::test]
 async fn it_serves_out_of_the_box_and_stops_when_asked() {
@@ -177,6 +65,30 @@ async fn a_drain_answers_those_who_wait_and_ends_those_who_follow() {
     assert_eq!(claim["events"], json!([]));
     while follow.chunk().await.unwrap().is_some() {}
     assert!(node.ended().0.success());
+}
+
+/// A client that left while it waited must not be given the next event: it would be gone until its lease ends.
+#[tokio::test]
+async fn who_leaves_while_waiting_gets_nothing() {
+    let node = Node::start(&[]);
+    node.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
+    let mut socket = node.socket();
+    let claim = "{\"wait_ms\": 60000}";
+    let head = "POST /v1/subscriptions/s/claim HTTP/1.1\r\nhost: localhost\r\n";
+    write!(socket, "{head}content-length: {}\r\n\r\n{claim}", claim.len()).unwrap();
+    let waits = async |connections: &str| loop {
+        let metrics = node.http.get(node.url("/metrics")).send().await.unwrap().text().await.unwrap();
+        let claimed = metrics.contains("tramline_store_seconds_count{verb=\"claim\"}");
+        if claimed && metrics.contains(&format!("tramline_http_connections {connections}\n")) {
+            break;
+        }
+    };
+    waits("2").await;
+    drop(socket);
+    waits("1").await;
+    let emitted = node.post("/v1/topics/t/events", json!({"payload": 1})).await;
+    let claimed = node.post("/v1/subscriptions/s/claim", json!({"wait_ms": 10_000})).await;
+    assert_eq!(claimed["events"][0]["id"], emitted["events"][0]["id"]);
 }
 
 #[test]

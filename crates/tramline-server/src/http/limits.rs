@@ -2,7 +2,7 @@
 
 use crate::http::app::Shared;
 use crate::http::problem::Problem;
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -36,6 +36,9 @@ pub(crate) async fn admit(State(app): State<Shared>, mut request: Request, next:
             return problem.into_response();
         }
     };
+    let (method, who) = (request.method().clone(), caller.clone());
+    let path = request.extensions().get::<MatchedPath>().cloned();
+    let started = tokio::time::Instant::now();
     let slot = Slot(Arc::new(Mutex::new(Some(permit))));
     request.extensions_mut().insert(caller);
     request.extensions_mut().insert(slot.clone());
@@ -48,5 +51,14 @@ pub(crate) async fn admit(State(app): State<Shared>, mut request: Request, next:
             .into_response()
     });
     app.metrics.answered(response.status());
+    // The path as it is routed, not as it came: names and keys may tell too much.
+    tracing::debug!(
+        %method,
+        path = path.as_ref().map_or("", MatchedPath::as_str),
+        by = who.name(),
+        status = response.status().as_u16(),
+        took_us = started.elapsed().as_micros() as u64,
+        "request answered"
+    );
     response
 }

@@ -1,0 +1,157 @@
+//! Several nodes on one PostgreSQL, and what they do when it is gone.
+
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
+
+mod node;
+
+use node::{Node, PATIENCE};
+use serde_json::{Value, json};
+use std::io::copy;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// A private schema behind the URL of the test server.
+fn url() -> String {
+    let server =
+        std::env::var("TRAMLINE_TEST_POSTGRES").expect("TRAMLINE_TEST_POSTGRES is not set: run ./test");
+    let schema = format!("serve_{:x}", tramline::Incarnation::random().0);
+    format!("{server}{}schema={schema}", if server.contains('?') { '&' } else { '?' })
+}
+
+/// Looks until it is true.
+async fn until(mut look: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !look().await {
+        assert!(start.elapsed() < PATIENCE, "it never came true");
+    }
+}
+
+#[tokio::test]
+async fn two_nodes_are_one_system() {
+    let url = url();
+    let (first, second) = (Node::start(&["--store", &url]), Node::start(&["--store", &url]));
+    first.put("/v1/subscriptions/s", json!({"topics": ["t"], "ordering": "key"})).await;
+    let claim = second.post("/v1/subscriptions/s/claim", json!({"worker": "w", "wait_ms": 30_000}));
+    let emit = async {
+        until(async || {
+            let metrics = second.http.get(second.url("/metrics")).send().await.unwrap().text().await.unwrap();
+            metrics.contains("tramline_store_seconds_count{verb=\"claim\"}")
+        })
+        .await;
+        first.post("/v1/topics/t/events", json!({"payload": 1, "key": "a"})).await
+    };
+    let (claimed, emitted) = tokio::join!(claim, emit);
+    let event = &claimed["events"][0];
+    assert_eq!(event["id"], emitted["events"][0]["id"]);
+    let result = json!({"id": event["id"], "lease": event["lease"], "outcome": "done"});
+    let settled = first.post("/v1/subscriptions/s/settle", json!({"results": [result]})).await;
+    assert_eq!(settled["results"][0]["status"], "settled");
+    // A token of one node is known to the other, and so is its end.
+    let token = first.post("/v1/tokens", json!({"name": "a", "scopes": ["admin"]})).await;
+    let secret = token["token"].as_str().unwrap();
+    let status = async |node: &Node, secret: Option<&str>| {
+        let mut request = node.http.get(node.url("/v1/topics"));
+        if let Some(secret) = secret {
+            request = request.bearer_auth(secret);
+        }
+        request.send().await.unwrap().status().as_u16()
+    };
+    until(async || status(&second, Some(secret)).await == 200).await;
+    until(async || status(&second, None).await == 401).await;
+    let dropped = second.http.delete(second.url("/v1/tokens/a")).bearer_auth(secret).send().await.unwrap();
+    assert_eq!(dropped.status(), 204);
+    until(async || status(&first, None).await == 200).await;
+}
+
+/// A way to the server that can be cut.
+#[derive(Clone)]
+struct Way {
+    port: u16,
+    /// The open connections; `None` while the way is cut.
+    open: Arc<Mutex<Option<Vec<TcpStream>>>>,
+}
+
+impl Way {
+    fn to(server: String) -> Way {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let way =
+            Way { port: listener.local_addr().unwrap().port(), open: Arc::new(Mutex::new(Some(Vec::new()))) };
+        let open = way.open.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let mut open = open.lock().unwrap();
+                let Some(open) = open.as_mut() else { continue };
+                let Ok(upstream) = TcpStream::connect(&server) else { continue };
+                for stream in [&client, &upstream] {
+                    open.push(stream.try_clone().unwrap());
+                }
+                for (mut from, mut to) in
+                    [(client.try_clone().unwrap(), upstream.try_clone().unwrap()), (upstream, client)]
+                {
+                    std::thread::spawn(move || {
+                        copy(&mut from, &mut to).ok();
+                        to.shutdown(Shutdown::Both).ok();
+                    });
+                }
+            }
+        });
+        way
+    }
+
+    fn cut(&self) {
+        for stream in self.open.lock().unwrap().take().into_iter().flatten() {
+            stream.shutdown(Shutdown::Both).ok();
+        }
+    }
+
+    fn mend(&self) {
+        *self.open.lock().unwrap() = Some(Vec::new());
+    }
+}
+
+#[tokio::test]
+async fn while_the_database_is_gone_nothing_is_acknowledged_and_then_it_goes_on() {
+    let url = url();
+    let (start, rest) = url.split_once("://").unwrap();
+    let (authority, path) = rest.split_once('/').unwrap();
+    let (user, server) =
+        authority.rsplit_once('@').map_or((String::new(), authority), |(u, s)| (format!("{u}@"), s));
+    let server = if server.contains(':') { server.to_owned() } else { format!("{server}:5432") };
+    let way = Way::to(server);
+    let url = format!("{start}://{user}127.0.0.1:{}/{path}", way.port);
+    let node = Node::start(&["--store", &url, "--store-timeout-ms", "3000"]);
+    let emit = async || {
+        let request =
+            node.http.post(node.url("/v1/topics/t/events")).header("content-type", "application/json");
+        let reply = request.body("{\"payload\":1}").send().await.unwrap();
+        (reply.status().as_u16(), reply.text().await.unwrap())
+    };
+    let mut acknowledged = Vec::new();
+    let mut remember = |text: &str| {
+        let receipt: Value = serde_json::from_str(text).unwrap();
+        acknowledged.push(receipt["events"][0]["id"].clone());
+    };
+    let (status, text) = emit().await;
+    assert_eq!(status, 201, "{text}");
+    remember(&text);
+    way.cut();
+    let (status, text) = emit().await;
+    assert_eq!(status, 503, "{text}");
+    assert!(!text.contains("postgres://"), "{text}");
+    let ready = node.http.get(node.url("/health/ready")).send().await.unwrap();
+    assert_eq!(ready.status(), 503);
+    assert_eq!(ready.headers()["retry-after"], "1");
+    way.mend();
+    until(async || {
+        let (status, text) = emit().await;
+        if status == 201 {
+            remember(&text);
+        }
+        status == 201
+    })
+    .await;
+    let stored = node.get("/v1/topics/t/events?limit=1000").await;
+    let ids: Vec<&Value> = stored["items"].as_array().unwrap().iter().map(|event| &event["id"]).collect();
+    assert!(acknowledged.iter().all(|id| ids.contains(&id)), "{acknowledged:?} in {ids:?}");
+}
