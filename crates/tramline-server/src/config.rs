@@ -225,10 +225,9 @@ impl Config {
         Ok(())
     }
 
-    /// The defaults, for tests.
-    #[cfg(test)]
-    pub(crate) fn plain() -> Config {
-        Settings::default().resolve().unwrap()
+    /// Every setting as it is when nobody says anything.
+    pub(crate) fn defaults() -> Result<Config, BoxError> {
+        Settings::default().resolve()
     }
 
     pub(crate) fn store_timeout(&self) -> Duration {

@@ -2,11 +2,13 @@
 //!
 //! - `row`, `row_sqlite`, `row_postgres`: what Tramline is compared with
 //! - `target`: a private place in the store that is measured
-//! - `emit`, `drain`, `latency`: what is measured
+//! - `emit`, `drain`, `latency`: what is measured of the library
+//! - `http`: what is measured of the server, beside a bare endpoint
 //! - `process`, `queries`: memory, processor time and statements
 
 mod drain;
 mod emit;
+mod http;
 mod latency;
 mod process;
 mod queries;
@@ -130,6 +132,7 @@ async fn measure(target: &Target, size: Size, queries: &QueryCounter) -> Result<
         drain::keyed(target, size, round, &mut samples).await?;
         latency::measure(target, size, round, &mut samples).await?;
         drain::backlog_small(target, round, &mut samples).await?;
+        http::measure(target, size, round, &mut samples).await?;
     }
     drain::backlog_large(target, size, &mut samples).await?;
     drain::statements(target, size, queries, &mut samples).await?;

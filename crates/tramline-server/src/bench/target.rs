@@ -60,8 +60,13 @@ impl Target {
     }
 
     pub(super) async fn open(&self) -> Result<Tramline, BoxError> {
+        Ok(Tramline::open(self.url()).await?)
+    }
+
+    /// Where it is.
+    pub(super) fn url(&self) -> &str {
         let (Target::Sqlite { url } | Target::Postgres { url, .. }) = self;
-        Ok(Tramline::open(url).await?)
+        url
     }
 
     /// A second handle for the worker where the emitter and the worker are to have connections of their own.

@@ -9,58 +9,94 @@ mod tls;
 use crate::bench::BoxError;
 use crate::config::{Config, without_password};
 use crate::http::access::Access;
-use crate::http::app::App;
+use crate::http::app::{App, Shared};
 use crate::http::metrics::Metrics;
 use crate::http::routes;
 use crate::http::timed::Timed;
 use listen::Listening;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tramline::{Options, Tramline};
+use tokio::task::JoinHandle;
+use tramline::{Housekeeping, Options, Tramline};
 
 /// Serves until SIGTERM or SIGINT.
 pub(crate) async fn run(config: Config) -> Result<(), BoxError> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let tls = match (&config.tls_cert, &config.tls_key) {
-        (Some(cert), Some(key)) => Some(tls::Tls::open(cert, key)?),
-        _ => None,
-    };
-    let metrics = Arc::new(Metrics::default());
-    let tram = open(&config, metrics.clone()).await?;
-    let listener = TcpListener::bind(&config.listen)
-        .await
-        .map_err(|error| format!("cannot listen on {}: {error} (choose another --listen)", config.listen))?;
-    let address = listener.local_addr()?;
-    let access =
-        Access::open(tram.store().clone(), config.root_token.as_deref(), address.ip().is_loopback()).await?;
-    check_exposure(address, &access, tls.is_some())?;
-    let app = App::new(tram.clone(), config, access, metrics);
-    let _housekeeping = tram.housekeeping();
-    let keeping = tokio::spawn({
-        let app = app.clone();
-        async move { app.access.keep_current().await }
-    });
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    tracing::info!(store = without_password(&app.config.store), "listening on {scheme}://{address}");
-    if let Some(file) = &app.config.address_file {
-        std::fs::write(file, address.to_string())?;
-    }
-    let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
+    let server = Server::start(config).await?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     tracing::info!("stopping: no new connections, running requests finish");
-    app.draining.cancel();
-    listening.finish(Duration::from_millis(app.config.drain_ms)).await;
-    keeping.abort();
-    app.access.write_uses().await;
-    tram.close().await;
+    server.stop().await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// A server that runs.
+pub(crate) struct Server {
+    app: Shared,
+    address: SocketAddr,
+    listening: Listening,
+    keeping: JoinHandle<()>,
+    _housekeeping: Housekeeping,
+}
+
+impl Server {
+    /// Opens the store and listens.
+    pub(crate) async fn start(config: Config) -> Result<Server, BoxError> {
+        let tls = match (&config.tls_cert, &config.tls_key) {
+            (Some(cert), Some(key)) => Some(tls::Tls::open(cert, key)?),
+            _ => None,
+        };
+        let metrics = Arc::new(Metrics::default());
+        let tram = open(&config, metrics.clone()).await?;
+        let listener = TcpListener::bind(&config.listen).await.map_err(|error| {
+            format!("cannot listen on {}: {error} (choose another --listen)", config.listen)
+        })?;
+        let address = listener.local_addr()?;
+        let access =
+            Access::open(tram.store().clone(), config.root_token.as_deref(), address.ip().is_loopback())
+                .await?;
+        check_exposure(address, &access, tls.is_some())?;
+        let app = App::new(tram.clone(), config, access, metrics);
+        let keeping = tokio::spawn({
+            let app = app.clone();
+            async move { app.access.keep_current().await }
+        });
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        tracing::info!(store = without_password(&app.config.store), "listening on {scheme}://{address}");
+        if let Some(file) = &app.config.address_file {
+            write_address(file, address)?;
+        }
+        let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
+        Ok(Server { app, address, listening, keeping, _housekeeping: tram.housekeeping() })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Lets running requests finish, and closes the store.
+    pub(crate) async fn stop(self) {
+        self.app.draining.cancel();
+        self.listening.finish(Duration::from_millis(self.app.config.drain_ms)).await;
+        self.keeping.abort();
+        self.app.access.write_uses().await;
+        self.app.tram.close().await;
+    }
+}
+
+/// Whoever finds the file finds all of it.
+fn write_address(file: &Path, address: SocketAddr) -> std::io::Result<()> {
+    let mut draft = file.as_os_str().to_owned();
+    draft.push(".new");
+    std::fs::write(&draft, address.to_string())?;
+    std::fs::rename(&draft, file)
 }
 
 async fn open(config: &Config, metrics: Arc<Metrics>) -> Result<Tramline, BoxError> {

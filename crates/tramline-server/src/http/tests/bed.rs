@@ -59,12 +59,12 @@ impl Reply {
 impl Bed {
     /// A node without tokens, on loopback.
     pub(super) async fn open() -> Bed {
-        Bed::with(Config::plain()).await
+        Bed::with(Config::defaults().unwrap()).await
     }
 
     /// A node with a root token.
     pub(super) async fn guarded() -> Bed {
-        Bed::with(Config { root_token: Some(ROOT.into()), ..Config::plain() }).await
+        Bed::with(Config { root_token: Some(ROOT.into()), ..Config::defaults().unwrap() }).await
     }
 
     pub(super) async fn with(config: Config) -> Bed {

@@ -51,7 +51,7 @@ async fn what_is_well_formed_but_impossible_is_invalid() {
 
 #[tokio::test]
 async fn too_much_is_too_large() {
-    let bed = Bed::with(Config { max_body: 4 << 20, ..Config::plain() }).await;
+    let bed = Bed::with(Config { max_body: 4 << 20, ..Config::defaults().unwrap() }).await;
     let large = json!({"payload": "x".repeat(1 << 20)}).to_string();
     emit(&bed, large).await.problem(413);
     emit(&bed, " ".repeat((4 << 20) + 1)).await.problem(413);
@@ -134,7 +134,7 @@ async fn what_never_changes_is_a_conflict() {
 
 #[tokio::test]
 async fn a_server_with_too_much_to_do_says_when_to_come_back() {
-    let bed = Bed::with(Config { max_requests: 1, max_followers: 1, ..Config::plain() }).await;
+    let bed = Bed::with(Config { max_requests: 1, max_followers: 1, ..Config::defaults().unwrap() }).await;
     bed.put("/v1/topics/t", json!({})).await.good();
     let busy = bed.app.requests.clone().try_acquire_owned().unwrap();
     let reply = bed.get("/v1/topics").await;

@@ -1,0 +1,197 @@
+//! The server over HTTP, beside a bare endpoint that reads the same JSON and does nothing with it. Server and clients share
+//! this process and its processors.
+
+use super::row::{BoxError, rate};
+use super::target::Target;
+use super::{PAYLOAD, Samples, Size};
+use crate::config::Config;
+use crate::serve::Server;
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use axum::routing::post;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use reqwest::Client;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::task::{JoinHandle, JoinSet};
+
+/// How many connections are kept open.
+const CONNECTIONS: usize = 64;
+/// How many events a large request has.
+const MANY: usize = 100;
+/// How many connections claim and settle.
+const WORKERS: usize = 4;
+
+/// `http_bare`, `http_emit_single`, `http_emit_100` and `http_claim_settle_100`: requests per second for the bare endpoint,
+/// events per second for the others.
+pub(super) async fn measure(
+    target: &Target,
+    size: Size,
+    round: usize,
+    samples: &mut Samples,
+) -> Result<(), BoxError> {
+    let client = Client::builder().pool_max_idle_per_host(CONNECTIONS).build()?;
+    let one = json!({ "payload": "x".repeat(PAYLOAD), "type": "bench" });
+    let many = json!(vec![one.clone(); MANY]).to_string();
+    let one = one.to_string();
+
+    let bare = Bare::start().await?;
+    samples.add("http_bare", posts(&client, &bare.url, &one, size.singles).await?);
+    bare.accepting.abort();
+
+    let config = Config { listen: "127.0.0.1:0".into(), store: target.url().into(), ..Config::defaults()? };
+    let server = Server::start(config).await?;
+    let base = format!("http://{}/v1", server.address());
+    let url = format!("{base}/topics/http-{round}/events");
+    samples.add("http_emit_single", posts(&client, &url, &one, size.singles).await?);
+    let requests = posts(&client, &url, &many, size.singles).await?;
+    samples.add("http_emit_100", requests * MANY as f64);
+
+    let name = format!("http-work-{round}");
+    put_subscription(&client, &base, &name).await?;
+    let events = (size.events / 2).next_multiple_of(MANY);
+    fill(&client, &format!("{base}/topics/{name}/events"), &many, events / MANY).await?;
+    let start = Instant::now();
+    work(&client, &base, &name, events).await?;
+    samples.add("http_claim_settle_100", rate(events, start.elapsed()));
+    client.delete(format!("{base}/subscriptions/{name}")).send().await?.error_for_status()?;
+    server.stop().await;
+    Ok(())
+}
+
+/// Requests per second of clients that each wait for their answer.
+async fn posts(client: &Client, url: &str, body: &str, time: Duration) -> Result<f64, BoxError> {
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..CONNECTIONS {
+        let (client, url, body) = (client.clone(), url.to_owned(), Bytes::from(body.to_owned()));
+        tasks.spawn(async move {
+            let mut sent = 0;
+            while start.elapsed() < time {
+                send(&client, &url, body.clone()).await?;
+                sent += 1;
+            }
+            Ok::<usize, reqwest::Error>(sent)
+        });
+    }
+    let mut sent = 0;
+    while let Some(done) = tasks.join_next().await {
+        sent += done??;
+    }
+    Ok(rate(sent, start.elapsed()))
+}
+
+async fn send(client: &Client, url: &str, body: Bytes) -> Result<Bytes, reqwest::Error> {
+    let request = client.post(url).header("content-type", "application/json").body(body);
+    request.send().await?.error_for_status()?.bytes().await
+}
+
+async fn put_subscription(client: &Client, base: &str, name: &str) -> Result<(), BoxError> {
+    let wish = json!({ "topics": [name], "claim_size": MANY }).to_string();
+    client.put(format!("{base}/subscriptions/{name}")).body(wish).send().await?.error_for_status()?;
+    Ok(())
+}
+
+async fn fill(client: &Client, url: &str, body: &str, requests: usize) -> Result<(), BoxError> {
+    let mut tasks = JoinSet::new();
+    for worker in 0..WORKERS {
+        let (client, url, body) = (client.clone(), url.to_owned(), Bytes::from(body.to_owned()));
+        tasks.spawn(async move {
+            for _ in (worker..requests).step_by(WORKERS) {
+                send(&client, &url, body.clone()).await?;
+            }
+            Ok::<(), reqwest::Error>(())
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+/// Claims and settles until so many events are done.
+async fn work(client: &Client, base: &str, name: &str, events: usize) -> Result<(), BoxError> {
+    let mut tasks = JoinSet::new();
+    for worker in 0..WORKERS {
+        let (client, url) = (client.clone(), format!("{base}/subscriptions/{name}"));
+        tasks.spawn(async move {
+            let wish = json!({ "worker": format!("bench-{worker}"), "max_events": MANY }).to_string();
+            let (claim, settle) = (format!("{url}/claim"), format!("{url}/settle"));
+            let mut done = 0;
+            loop {
+                let claimed = send(&client, &claim, wish.clone().into()).await?;
+                let (results, count) = outcomes(&claimed)?;
+                if count == 0 {
+                    return Ok::<usize, BoxError>(done);
+                }
+                send(&client, &settle, results.into()).await?;
+                done += count;
+            }
+        });
+    }
+    let mut done = 0;
+    while let Some(worker) = tasks.join_next().await {
+        done += worker??;
+    }
+    if done == events { Ok(()) } else { Err(format!("{done} of {events} events were done").into()) }
+}
+
+/// What a worker answers to a claim, and for how many events.
+fn outcomes(claimed: &[u8]) -> Result<(String, usize), BoxError> {
+    #[derive(Deserialize)]
+    struct Claims<'a> {
+        #[serde(borrow)]
+        events: Vec<Claimed<'a>>,
+    }
+    #[derive(Deserialize)]
+    struct Claimed<'a> {
+        id: &'a str,
+        lease: &'a str,
+    }
+    let claims: Claims<'_> = serde_json::from_slice(claimed)?;
+    let done = |event: &Claimed<'_>| json!({ "id": event.id, "lease": event.lease, "outcome": "done" });
+    let results: Vec<Value> = claims.events.iter().map(done).collect();
+    Ok((json!({ "results": results }).to_string(), claims.events.len()))
+}
+
+/// What the server could do at best.
+struct Bare {
+    url: String,
+    accepting: JoinHandle<()>,
+}
+
+impl Bare {
+    async fn start() -> Result<Bare, BoxError> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}/emit", listener.local_addr()?);
+        let router = Router::new().route("/emit", post(read_and_forget));
+        let accepting = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let _ = stream.set_nodelay(true);
+                let service = TowerToHyperService::new(router.clone());
+                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        Ok(Bare { url, accepting })
+    }
+}
+
+async fn read_and_forget(body: Bytes) -> StatusCode {
+    #[derive(Deserialize)]
+    struct Event<'a> {
+        #[serde(borrow, rename = "payload")]
+        _payload: &'a RawValue,
+        #[serde(rename = "type")]
+        _kind: &'a str,
+    }
+    match serde_json::from_slice::<Event<'_>>(&body) {
+        Ok(_) => StatusCode::NO_CONTENT,
+        Err(_) => StatusCode::BAD_REQUEST,
+    }
+}
