@@ -70,8 +70,7 @@ impl Private {
     }
 
     async fn emit(&self, event: Event) -> Result<Emission> {
-        let mut answers =
-            self.store.emit(Emit { units: vec![vec![event]], tell_as: None, now: None }).await?;
+        let mut answers = self.store.emit(Emit { units: vec![vec![event]], now: None }).await?;
         answers.pop().unwrap()
     }
 
@@ -194,7 +193,7 @@ async fn everything_works_behind_a_pooler() {
                 let event = event(&format!("k{}", n % 5)).idempotency_key(format!("i{}", n % 20));
                 let units = vec![vec![event], vec![self::event("another")]];
                 store
-                    .emit(Emit { units, tell_as: None, now: None })
+                    .emit(Emit { units, now: None })
                     .await
                     .unwrap()
                     .into_iter()
@@ -308,7 +307,7 @@ async fn a_locked_key_holds_up_nobody_else() {
         let store = store.store.clone();
         let unit = |key: &str| vec![event(key)];
         let units = vec![unit("a"), unit("stuck"), vec![Event::new("t", "x")], unit("b"), unit("stuck")];
-        async move { store.emit(Emit { units, tell_as: None, now: None }).await.unwrap() }
+        async move { store.emit(Emit { units, now: None }).await.unwrap() }
     });
     let start = Instant::now();
     let mut free = HashSet::new();
@@ -335,7 +334,7 @@ async fn an_emit_gives_up_when_its_key_stays_locked() {
     let mut tx = pool.begin().await.unwrap();
     store.emit_in(&mut tx, [event("new")]).await.unwrap();
     let units = vec![vec![event("new")], vec![event("free")]];
-    let answers = store.store.emit(Emit { units, tell_as: None, now: None }).await.unwrap();
+    let answers = store.store.emit(Emit { units, now: None }).await.unwrap();
     let error = answers[0].as_ref().unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
     assert!(!error.remedy().is_empty());
@@ -413,7 +412,7 @@ async fn many_nodes_that_emit_to_the_same_keys_make_one_chain_of_each() {
                 for n in 0..30 {
                     let units =
                         (0..4).map(|k| vec![event(&format!("k{}", (k * 7 + n + node) % 5)); 2]).collect();
-                    let answers = store.emit(Emit { units, tell_as: None, now: None }).await.unwrap();
+                    let answers = store.emit(Emit { units, now: None }).await.unwrap();
                     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
                 }
                 store.close().await;

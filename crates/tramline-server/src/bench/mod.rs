@@ -132,12 +132,15 @@ async fn measure(target: &Target, size: Size, queries: &QueryCounter) -> Result<
         drain::keyed(target, size, round, &mut samples).await?;
         latency::measure(target, size, round, &mut samples).await?;
         drain::backlog_small(target, round, &mut samples).await?;
-        http::measure(target, size, round, &mut samples).await?;
     }
     drain::backlog_large(target, size, &mut samples).await?;
     drain::statements(target, size, queries, &mut samples).await?;
     samples.add("idle_cpu_percent", process::idle_cpu(target, size.idle).await?);
     samples.add("peak_rss_mb", process::peak_rss_mb()?);
+    // After the memory of the library was read: the clients are part of this process.
+    for round in 0..size.rounds {
+        http::measure(target, size, round, &mut samples).await?;
+    }
     Ok(samples)
 }
 

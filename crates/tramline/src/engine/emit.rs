@@ -186,9 +186,7 @@ impl Inner {
         let keep = group.len() > 1 || idempotency(&group[0].unit).is_some();
         let units =
             group.iter_mut().map(|one| if keep { one.unit.clone() } else { std::mem::take(&mut one.unit) });
-        let units: Vec<Vec<Event>> = units.collect();
-        let tell_as = if units.len() == 1 { self.wake.teller() } else { None };
-        let emit = Emit { units, tell_as, now: self.clock.now() };
+        let emit = Emit { units: units.collect(), now: self.clock.now() };
         match self.store.emit(emit).await {
             Ok(results) => self.answer(group, results),
             Err(error) if error.kind() == Kind::Unavailable => {
@@ -200,7 +198,7 @@ impl Inner {
             Err(_) => {
                 for mut one in group {
                     let units = vec![one.unit.clone()];
-                    let results = self.store.emit(Emit { units, tell_as: None, now: self.clock.now() }).await;
+                    let results = self.store.emit(Emit { units, now: self.clock.now() }).await;
                     let result = results.and_then(|mut results| results.pop().ok_or_else(closed)?);
                     if idempotency(&one.unit).is_none() {
                         one.unit = Vec::new();
@@ -229,7 +227,7 @@ impl Inner {
         let mut failures = 1;
         let result = loop {
             self.clock.sleep(backoff::delay(failures)).await;
-            let emit = Emit { units: vec![one.unit.clone()], tell_as: None, now: self.clock.now() };
+            let emit = Emit { units: vec![one.unit.clone()], now: self.clock.now() };
             let result =
                 self.store.emit(emit).await.and_then(|mut results| results.pop().ok_or_else(closed)?);
             failures += 1;
@@ -244,13 +242,11 @@ impl Inner {
 
     fn notify<'a>(&self, emissions: impl Iterator<Item = &'a Emission>) {
         let mut wake: Vec<SubscriptionId> = Vec::new();
-        let mut told = true;
         for emission in emissions.filter(|emission| !emission.repeated) {
             let new = emission.wake.iter().filter(|id| !wake.contains(id)).copied().collect::<Vec<_>>();
             wake.extend(new);
-            told &= emission.told;
         }
-        if told { self.wake.notify_here(&wake) } else { self.wake.notify(&wake) }
+        self.wake.notify(&wake);
     }
 }
 

@@ -142,7 +142,7 @@ impl Options {
             (None, Opened::Postgres(store)) => {
                 let options: PostgresOptions = self.url.parse()?;
                 match self.listen_url.as_deref().or_else(|| options.listen_url()) {
-                    Some(url) => Arc::new(Channel::new(url, &store.wake_channel()).with_commits()),
+                    Some(url) => Arc::new(Channel::new(url, &store.wake_channel())),
                     None => Arc::new(InProcess::new()),
                 }
             }

@@ -44,12 +44,7 @@ impl Entry {
         let pairs: Vec<(i64, i64)> = serde_json::from_str(receipt).unwrap_or_default();
         let emitted =
             |(id, prev): (i64, i64)| Emitted { id: EventId(id), prev: (prev != 0).then_some(EventId(prev)) };
-        Ok(Emission {
-            events: pairs.into_iter().map(emitted).collect(),
-            wake: Vec::new(),
-            told: false,
-            repeated: true,
-        })
+        Ok(Emission { events: pairs.into_iter().map(emitted).collect(), wake: Vec::new(), repeated: true })
     }
 }
 

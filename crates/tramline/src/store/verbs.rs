@@ -50,9 +50,6 @@ pub struct PutSubscription {
 pub struct Emit {
     /// Independent emits that share a transaction. Each was checked before.
     pub units: Vec<Vec<Event>>,
-    /// Tell other processes with the commit, in this one's name, if the store can. A hint costs nothing then, but the commits
-    /// that carry one go one after the other: not for busy emitters.
-    pub tell_as: Option<Incarnation>,
     /// Test time.
     pub now: Option<Time>,
 }
@@ -64,8 +61,6 @@ pub struct Emission {
     pub events: Vec<Emitted>,
     /// Subscriptions that have new work.
     pub wake: Vec<SubscriptionId>,
-    /// True when other processes were told with the commit.
-    pub told: bool,
     /// True when the idempotency key was known: this is the first receipt, and nothing was stored now.
     pub repeated: bool,
 }

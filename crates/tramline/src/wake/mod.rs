@@ -9,7 +9,7 @@ pub mod in_process;
 pub mod postgres;
 pub mod sqlite;
 
-use crate::model::id::{Incarnation, SubscriptionId};
+use crate::model::id::SubscriptionId;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,15 +19,6 @@ use tokio::sync::{Notify, watch};
 pub trait Wake: Send + Sync + std::fmt::Debug {
     /// Says that these subscriptions may have work, and that something may have been emitted. Never blocks.
     fn notify(&self, subscriptions: &[SubscriptionId]);
-    /// The same, but only in this process: the others know already.
-    fn notify_here(&self, subscriptions: &[SubscriptionId]) {
-        self.notify(subscriptions);
-    }
-    /// The name under which a store may tell the other processes with its next commit. None where the store has no part in
-    /// this, or where hints are so frequent that they had better go by themselves.
-    fn teller(&self) -> Option<Incarnation> {
-        None
-    }
     /// Listens for work of one subscription.
     fn listen(&self, to: SubscriptionId) -> Listener;
     /// Listens for anything at all.

@@ -1,7 +1,7 @@
 //! Hints between processes on PostgreSQL: LISTEN and NOTIFY, each on a connection of its own.
 //!
-//! NOTIFY takes a lock that all notifying commits share. So it is part of an emit only when hints are rare, where it saves
-//! a round trip; else it follows the commit, and while one is under way the next ones gather into one.
+//! NOTIFY takes a lock that all notifying commits share, so it never runs inside an emit. It follows the commit, and while
+//! one is under way the next ones gather into one. A process in which nobody listens needs no connection for that.
 
 use crate::engine::backoff::delay;
 use crate::model::id::{Incarnation, SubscriptionId};
@@ -9,9 +9,8 @@ use crate::wake::{Bells, Listener, Wake};
 use sqlx::postgres::PgListener;
 use sqlx::{Connection, Executor, PgConnection};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
@@ -19,16 +18,12 @@ use tokio::task::JoinHandle;
 /// thousands. A lone hint goes at once.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How many ids one NOTIFY carries; its payload may have 8,000 bytes.
-pub(crate) const MOST_TOLD: usize = 350;
+const IDS: usize = 350;
 
 /// Hints over one channel of a PostgreSQL database.
 #[derive(Debug)]
 pub struct Channel {
-    me: Incarnation,
     outbox: Arc<Outbox>,
-    /// Set if the store sends on this channel too: when it last might have, in milliseconds since the start.
-    with_commits: Option<AtomicU64>,
-    start: Instant,
     tasks: [JoinHandle<()>; 2],
 }
 
@@ -54,13 +49,7 @@ impl Channel {
         let me = Incarnation::random();
         let listen = tokio::spawn(listen(url.to_owned(), channel.clone(), me, outbox.clone()));
         let send = tokio::spawn(send(url.to_owned(), channel, me, outbox.clone()));
-        Channel { me, outbox, with_commits: None, start: Instant::now(), tasks: [listen, send] }
-    }
-
-    /// The store is on the same server and may send hints with its commits.
-    pub(crate) fn with_commits(mut self) -> Channel {
-        self.with_commits = Some(AtomicU64::new(0));
-        self
+        Channel { outbox, tasks: [listen, send] }
     }
 }
 
@@ -78,20 +67,6 @@ impl Wake for Channel {
         self.outbox.filled.notify_one();
     }
 
-    fn notify_here(&self, subscriptions: &[SubscriptionId]) {
-        self.outbox.bells.ring(subscriptions);
-    }
-
-    fn teller(&self) -> Option<Incarnation> {
-        let last = self.with_commits.as_ref()?;
-        let now = self.start.elapsed().as_millis() as u64;
-        let rare = now >= last.load(Ordering::Relaxed) + PAUSE.as_millis() as u64 && !self.outbox.is_filled();
-        rare.then(|| {
-            last.store(now, Ordering::Relaxed);
-            self.me
-        })
-    }
-
     fn listen(&self, to: SubscriptionId) -> Listener {
         self.outbox.bells.listen(to)
     }
@@ -104,6 +79,7 @@ impl Wake for Channel {
 /// Rings the bells of this process for what the others send.
 async fn listen(url: String, channel: String, me: Incarnation, outbox: Arc<Outbox>) {
     let mut failures = 0;
+    outbox.bells.audience().somebody().await;
     loop {
         if let Err(error) = hear(&url, &channel, me, &outbox, &mut failures).await {
             failures += 1;
@@ -186,7 +162,7 @@ async fn tell(
 }
 
 /// Who sends, and the subscriptions: `5f3a 1,2,9`.
-pub(crate) fn hint(me: Incarnation, ids: &[SubscriptionId]) -> String {
+fn hint(me: Incarnation, ids: &[SubscriptionId]) -> String {
     let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
     format!("{:x} {}", me.0, ids.join(","))
 }
@@ -196,7 +172,7 @@ fn write(me: Incarnation, ids: &BTreeSet<SubscriptionId>) -> Vec<String> {
     let ids: Vec<SubscriptionId> = ids.iter().copied().collect();
     match ids.is_empty() {
         true => vec![hint(me, &[])],
-        false => ids.chunks(MOST_TOLD).map(|ids| hint(me, ids)).collect(),
+        false => ids.chunks(IDS).map(|ids| hint(me, ids)).collect(),
     }
 }
 

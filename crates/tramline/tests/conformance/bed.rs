@@ -120,7 +120,7 @@ impl Bed {
     }
 
     pub(crate) async fn emit_units(&self, units: Vec<Vec<Event>>) -> Vec<Result<Emission>> {
-        self.store.emit(Emit { units, tell_as: None, now: self.now() }).await.unwrap()
+        self.store.emit(Emit { units, now: self.now() }).await.unwrap()
     }
 
     /// Emits `count` events without a key, together.

@@ -211,7 +211,7 @@ impl World {
             let event = Event::new(TOPIC, "x").delay(Duration::from_secs(new.delay)).priority(new.priority);
             key.iter().fold(event, |event, key| event.key(key))
         });
-        let emit = Emit { units: vec![unit.collect()], tell_as: None, now: Some(self.now) };
+        let emit = Emit { units: vec![unit.collect()], now: Some(self.now) };
         let emission = self.store.emit(emit).await.unwrap().remove(0).unwrap();
         assert_eq!(emission.events.len(), events.len());
         for ((new, key), emitted) in events.iter().zip(keys).zip(emission.events) {

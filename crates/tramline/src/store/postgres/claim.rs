@@ -64,7 +64,10 @@ impl PostgresStore {
             tx.commit().await?;
             rows
         } else {
-            query.fetch_all(&mut *self.connection().await?).await?
+            let mut conn = self.connection().await?;
+            let rows = query.fetch_all(&mut *conn).await?;
+            conn.keep();
+            rows
         };
         read_due(&rows, &taker)
     }

@@ -5,12 +5,11 @@ use super::session::{BY_INDEX, Begin, CatalogCache, Planner, Session};
 use super::step::{lost_against_another, waited_too_long};
 use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
-use crate::model::id::{ChunkId, Incarnation, TopicId};
+use crate::model::id::{ChunkId, TopicId};
 use crate::model::time::{Time, millis};
 use crate::plan::emit::{ChunkPlan, EmitPlan, HeadPlan, Link, Numbers, Place};
 use crate::store::catalog::Catalog;
 use crate::store::verbs::{Emission, Emit};
-use crate::wake::postgres::{MOST_TOLD, hint};
 use futures_util::future::join_all;
 use sqlx::{PgConnection, Row};
 use std::borrow::Cow;
@@ -37,8 +36,6 @@ pub(super) struct With {
     pub(super) now: Option<Time>,
     /// How long to wait for a key.
     pub(super) wait: Option<Duration>,
-    /// Goes to the other processes with the commit.
-    pub(super) hint: Option<String>,
 }
 
 impl With {
@@ -58,12 +55,7 @@ fn is_keyed(unit: &[Event]) -> bool {
 impl PostgresStore {
     /// Stores units. Each gets an answer of its own.
     pub(super) async fn emit_units(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        let Emit { units, tell_as, now } = emit;
-        if let (Some(sender), [unit]) = (tell_as, &units[..])
-            && !is_keyed(unit)
-        {
-            return self.emit_and_tell(&units, sender, now).await;
-        }
+        let Emit { units, now } = emit;
         let mut answers: Vec<Option<Result<Emission>>> = units.iter().map(|_| None).collect();
         // Units with an idempotency key need more steps; the others do not wait for them.
         let (with, without): (Vec<usize>, Vec<usize>) =
@@ -74,22 +66,6 @@ impl PostgresStore {
             answers[at] = Some(answer);
         }
         Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(restless()))).collect())
-    }
-
-    /// A lone emit, whose commit carries the hint. If something is in its way it goes the way of all others.
-    async fn emit_and_tell(
-        &self,
-        units: &[Vec<Event>],
-        sender: Incarnation,
-        now: Option<Time>,
-    ) -> Result<Vec<Result<Emission>>> {
-        match self.emit_plain(units, now, GROUP_WAIT, Some(sender)).await {
-            Err(error) if waited_too_long(&error) || lost_against_another(&error) => {
-                let answers = self.emit_all(units, vec![0], now).await;
-                Ok(answers.into_iter().map(|(_, answer)| answer).collect())
-            }
-            answers => answers,
-        }
     }
 
     /// Together if possible. Units whose keys are locked by somebody else's open transaction are set aside: the others go
@@ -152,7 +128,7 @@ impl PostgresStore {
         loop {
             let result = match keyed {
                 true => self.emit_keyed(&group, now, wait).await,
-                false => self.emit_plain(&group, now, wait, None).await,
+                false => self.emit_plain(&group, now, wait).await,
             };
             match result {
                 Err(error) if lost_against_another(&error) && tries < 3 => tries += 1,
@@ -168,7 +144,6 @@ impl PostgresStore {
         units: &[Vec<Event>],
         now: Option<Time>,
         wait: Duration,
-        tell_as: Option<Incarnation>,
     ) -> Result<Vec<Result<Emission>>> {
         for _ in 0..TRIES {
             self.create_topics(units.iter().flatten().map(Event::topic)).await?;
@@ -176,9 +151,7 @@ impl PostgresStore {
             let catalog = self.catalog(&mut conn).await?;
             let Some(plan) = self.plan(units, &catalog) else { continue };
             let version = Some(catalog.version);
-            let told = tell_as.filter(|_| plan.wake(0).len() <= MOST_TOLD);
-            let hint = told.map(|sender| hint(sender, plan.wake(0)));
-            let with = With { version, now, wait: Some(wait), hint };
+            let with = With { version, now, wait: Some(wait) };
             let stored = if self.texts.pooled {
                 let mut tx = sqlx::Connection::begin(&mut *conn).await?;
                 self.texts.query(BY_INDEX).execute(&mut *tx).await?;
@@ -188,11 +161,9 @@ impl PostgresStore {
             } else {
                 self.store(&mut conn, &plan, with).await?
             };
+            conn.keep();
             if let Some(numbers) = stored {
-                let emissions = numbers.emissions(&plan, units.len()).into_iter();
-                return Ok(emissions
-                    .map(|emission| Ok(Emission { told: told.is_some(), ..emission }))
-                    .collect());
+                return Ok(numbers.emissions(&plan, units.len()).into_iter().map(Ok).collect());
             }
             self.cache.set(Arc::default());
         }
@@ -260,7 +231,7 @@ impl PostgresStore {
             return self.store_one(conn, one, with).await;
         }
         let sql = "SELECT stored_at, chunks, heads FROM tramline_emit_group($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, \
-                   $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)";
+                   $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)";
         let topics: BTreeSet<i64> = plan.chunks.iter().map(|chunk| chunk.topic.0).collect();
         let (heads, chunks) = (&plan.heads, &plan.chunks);
         let (first_prevs, prevs) = links(chunks.iter().map(|chunk| &chunk.prevs[..]));
@@ -301,8 +272,7 @@ impl PostgresStore {
             .bind(slices.iter().map(|(_, slice)| i64::from(slice.priority)).collect::<Vec<i64>>())
             .bind(slices.iter().map(|(_, slice)| after(slice.due)).collect::<Vec<Option<i64>>>())
             .bind(slices.iter().map(|(_, slice)| at(slice.due)).collect::<Vec<Option<i64>>>())
-            .bind(slices.iter().map(|(_, slice)| slice.mask.to_i64()).collect::<Vec<i64>>())
-            .bind(with.hint);
+            .bind(slices.iter().map(|(_, slice)| slice.mask.to_i64()).collect::<Vec<i64>>());
         let row = query.fetch_one(conn).await?;
         if row.try_get::<Option<i64>, _>(0)?.is_none() {
             return Ok(None);
@@ -313,7 +283,7 @@ impl PostgresStore {
 
     async fn store_one(&self, conn: &mut PgConnection, one: One<'_>, with: With) -> Result<Option<Stored>> {
         let sql = "SELECT stored_at, new_chunk, prev FROM tramline_emit_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
-                   $12, $13, $14, $15)";
+                   $12, $13, $14)";
         let One { chunk, head, due } = one;
         let query = self
             .texts
@@ -331,8 +301,7 @@ impl PostgresStore {
             .bind(at(due))
             .bind(chunk.slices.iter().map(|slice| slice.subscription.0).collect::<Vec<i64>>())
             .bind(chunk.slices.iter().map(|slice| slice.lane.0).collect::<Vec<i64>>())
-            .bind(chunk.slices.iter().map(|slice| i64::from(slice.priority)).collect::<Vec<i64>>())
-            .bind(with.hint);
+            .bind(chunk.slices.iter().map(|slice| i64::from(slice.priority)).collect::<Vec<i64>>());
         let row = query.fetch_one(conn).await?;
         let Some(chunk) = row.try_get::<Option<i64>, _>(1)? else { return Ok(None) };
         let heads = row.try_get::<Option<i64>, _>(2)?.into_iter().collect();
@@ -435,7 +404,6 @@ impl Stored {
         let emission = |at| Emission {
             events: plan.emitted(at, &numbers),
             wake: plan.wake(at).to_vec(),
-            told: false,
             repeated: false,
         };
         (0..units).map(emission).collect()

@@ -22,6 +22,7 @@ mod order;
 mod rows;
 mod session;
 mod settle;
+mod spare;
 mod step;
 mod sweep;
 mod token;
@@ -43,7 +44,7 @@ use async_trait::async_trait;
 use claim::Due;
 use look::Proven;
 use session::{BY_INDEX_FOR_EVER, Begin, CatalogCache, Planner, Session, Texts};
-use sqlx::pool::PoolConnection;
+use spare::{Hot, Spares};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Transaction};
 use std::collections::BTreeSet;
@@ -65,6 +66,7 @@ const PATIENCE: &str = "SET LOCAL lock_timeout = '1s'";
 pub struct PostgresStore {
     pool: PgPool,
     for_callers: PgPool,
+    spares: Spares,
     texts: Texts,
     cache: CatalogCache,
     proven: Proven,
@@ -113,6 +115,7 @@ impl PostgresStore {
         Ok(PostgresStore {
             pool,
             for_callers,
+            spares: Spares::new((options.max_connections / 4) as usize, STALE),
             texts: Texts::new(schema, options.pooled),
             cache: CatalogCache::default(),
             proven: Proven::default(),
@@ -186,8 +189,8 @@ impl PostgresStore {
         })
     }
 
-    async fn connection(&self) -> Result<PoolConnection<Postgres>> {
-        Ok(self.pool.acquire().await?)
+    async fn connection(&self) -> Result<Hot<'_>> {
+        self.spares.take(&self.pool).await
     }
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>> {
@@ -479,6 +482,7 @@ impl Store for PostgresStore {
     }
 
     async fn close(&self) {
+        self.spares.clear();
         self.for_callers.close().await;
         self.pool.close().await;
     }

@@ -100,7 +100,7 @@ fn write(session: &Session<'_>, units: &[Vec<Event>], entries: &[Option<Entry>])
                 expires_at
             ])?;
         }
-        emissions.push(Emission { events, wake: plan.wake(at).to_vec(), told: false, repeated: false });
+        emissions.push(Emission { events, wake: plan.wake(at).to_vec(), repeated: false });
     }
     Ok(emissions)
 }

@@ -46,7 +46,7 @@ CREATE FUNCTION tramline_emit_group(
     chunk_topics bigint[], chunk_counts int[], chunk_bytes int[], chunk_metas text[], chunk_bodies bytea[],
     first_prevs int[], prevs bigint[], first_mains int[], mains bigint[],
     slice_chunks int[], slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[],
-    slice_afters bigint[], slice_ats bigint[], slice_masks bigint[], hint text DEFAULT NULL,
+    slice_afters bigint[], slice_ats bigint[], slice_masks bigint[],
     OUT stored_at bigint, OUT chunks bigint[], OUT heads bigint[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
@@ -108,16 +108,13 @@ BEGIN
         FROM unnest(head_topics, head_keys, head_lasts, head_states) AS k(topic, key, last, state)
         WHERE h.topic = k.topic AND h.key = k.key;
     END IF;
-    IF hint IS NOT NULL THEN
-        PERFORM pg_notify('tramline_wake', hint);
-    END IF;
 END $$;
 
 -- The same for a plan of one event: what most emits come to, without arrays.
 CREATE FUNCTION tramline_emit_one(
     plan_version bigint, at_time bigint, wait_ms bigint, topic_id bigint, event_key text, event_state bytea,
     weight int, chunk_meta text, chunk_body bytea, after_ms bigint, due bigint,
-    slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[], hint text,
+    slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[],
     OUT stored_at bigint, OUT new_chunk bigint, OUT prev bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -150,9 +147,6 @@ BEGIN
     IF event_key IS NOT NULL THEN
         UPDATE tramline_head h SET last_id = new_chunk * 64, state = coalesce(event_state, h.state)
         WHERE h.topic = topic_id AND h.key = event_key;
-    END IF;
-    IF hint IS NOT NULL THEN
-        PERFORM pg_notify('tramline_wake', hint);
     END IF;
 END $$;
 
