@@ -30,10 +30,10 @@ pub(crate) struct Told {
     detail: String,
     /// What to do about it
     remedy: String,
-    /// Streams: the first line that was not stored, from 1
+    /// Streams: the line at fault, from 1; nothing of its group is stored
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<u64>,
-    /// Streams: how many events were stored before that line
+    /// Streams: how many events were stored before that group
     #[serde(skip_serializing_if = "Option::is_none")]
     stored: Option<u64>,
     #[serde(skip)]
