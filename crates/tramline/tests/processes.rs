@@ -229,3 +229,16 @@ async fn a_process_restarted_under_its_name_goes_on_at_once_with_what_it_held() 
         world.end(&[&first, &second]).await;
     }
 }
+
+#[tokio::test]
+async fn a_closed_database_is_one_file_that_can_be_copied() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tramline.db");
+    let tram = Tramline::open(&format!("sqlite://{}", path.display())).await.unwrap();
+    let id = tram.emit(Event::new("t", "x")).await.unwrap().ids()[0];
+    tram.close().await;
+    let copy = folder.path().join("copy.db");
+    std::fs::copy(&path, &copy).unwrap();
+    let tram = Tramline::open(&format!("sqlite://{}", copy.display())).await.unwrap();
+    assert!(tram.event(id).await.unwrap().is_some());
+}

@@ -171,6 +171,12 @@ impl SubscriptionIn {
             ));
         }
         let longest = Duration::from_millis(crate::http::emit::MAX_DELAY_MS);
+        if self.time_limit_ms.is_some_and(|limit| limit == 0 || Duration::from_millis(limit) > longest) {
+            return Err(Problem::invalid(
+                "the time limit is out of range",
+                "use at least 1 ms, or leave it out for none",
+            ));
+        }
         let attempts = self.max_attempts.or(self.backoff.as_ref().map(BackoffIn::attempts));
         let backoff = self.backoff.map_or(old.retry.backoff, BackoffIn::resolve);
         let waits = match &backoff {

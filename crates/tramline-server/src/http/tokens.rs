@@ -39,6 +39,14 @@ pub(crate) struct TokenIn {
     expires_at: Option<When>,
 }
 
+impl TokenIn {
+    /// True if whoever has it can always create others.
+    fn opens_all_doors(&self) -> bool {
+        let everywhere = self.topics.is_none() && self.subscriptions.is_none();
+        everywhere && self.expires_at.is_none() && self.scopes.contains(&Scope::Admin)
+    }
+}
+
 /// A token, without its secret.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct TokenOut {
@@ -90,6 +98,12 @@ pub(crate) async fn create(
     caller.everywhere()?;
     let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
     let token: TokenIn = body::parse(&body)?;
+    if app.access.is_empty() && !token.opens_all_doors() {
+        return Err(Problem::invalid(
+            "the first token has to be one that may do everything, or nobody could create another",
+            "create one with the scope admin, without patterns and without an end first; or set TRAMLINE_ROOT_TOKEN",
+        ));
+    }
     if app.ask(app.tram.store().tokens()).await?.len() >= MOST {
         return Err(Problem::new(
             StatusCode::CONFLICT,

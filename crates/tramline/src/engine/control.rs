@@ -2,13 +2,16 @@
 
 use crate::engine::tramline::Tramline;
 use crate::error::{Error, Result};
-use crate::model::id::EventId;
+use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::{AuditEntry, RuleKind};
 use crate::model::subscription::{Policy, Start, Subscription, Topic};
 use crate::model::time::Time;
 use crate::store::verbs::*;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// How many steps of a back-fill are made at once: some ten thousand events.
+const CATCH_UP: u32 = 16;
 
 /// All errors: `NotFound` for names that do not exist, `Unavailable` when the store does not answer. Dropping a future leaves open
 /// whether the step happened, but never half of it.
@@ -56,7 +59,25 @@ impl Tramline {
     ) -> Result<Subscription> {
         let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
         let put = PutSubscription { name: name.to_owned(), topics, policy, start, now: self.clock().now() };
-        self.store().put_subscription(put).await
+        let subscription = self.store().put_subscription(put).await?;
+        self.catch_up(subscription.id).await;
+        Ok(subscription)
+    }
+
+    /// Writes what was emitted before a subscription into it, as far as that is quick: until then its events are nowhere to be
+    /// seen. Workers and the housekeeping do the rest.
+    async fn catch_up(&self, subscription: SubscriptionId) {
+        for _ in 0..CATCH_UP {
+            match self.store().backfill(subscription).await {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    tracing::debug!(error = %error, "a new subscription is filled later");
+                    break;
+                }
+            }
+        }
+        self.wake().notify(&[subscription]);
     }
 
     /// All subscriptions, by name.

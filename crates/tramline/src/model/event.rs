@@ -208,8 +208,11 @@ impl Event {
                 "remove it; databases cannot store it",
             ));
         }
-        if self.key.as_deref() == Some("") {
-            return Err(Error::invalid("the key is empty", "leave it out or give it at least one character"));
+        for (what, text) in [("key", &self.key), ("idempotency key", &self.idempotency_key)] {
+            if text.as_deref() == Some("") {
+                let problem = format!("the {what} is empty");
+                return Err(Error::invalid(problem, "leave it out or give it at least one character"));
+            }
         }
         if self.state.is_some() && self.key.is_none() {
             return Err(Error::invalid("state without a key", "set the key of the object whose state it is"));

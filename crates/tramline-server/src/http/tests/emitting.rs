@@ -156,3 +156,22 @@ async fn topics_are_created_listed_and_deleted() {
     let page = bed.get("/v1/topics").await.good();
     assert_eq!((page["items"].as_array().unwrap().len(), &page["next"]), (1, &Value::Null));
 }
+
+#[tokio::test]
+async fn an_empty_idempotency_key_is_refused() {
+    let bed = Bed::open().await;
+    let request = Request::post("/v1/topics/t/events").header("content-type", "application/json");
+    let request = request.header("idempotency-key", "").body(Body::from(r#"{"payload":1}"#)).unwrap();
+    bed.send(request).await.problem(422);
+}
+
+#[tokio::test]
+async fn a_new_subscription_has_what_was_emitted_before_it_at_once() {
+    let bed = Bed::open().await;
+    let emitted = bed.post("/v1/topics/t/events", json!({"payload": 1})).await.good();
+    let path = format!("/v1/events/{}", emitted["events"][0]["id"].as_str().unwrap());
+    let made = bed.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await.good();
+    assert_eq!(made["counts"]["ready"], 1);
+    assert_eq!(bed.get(&path).await.good()["deliveries"][0]["status"], "ready");
+    assert_eq!(bed.post(&format!("{path}/cancel"), json!({})).await.good()["cancelled"], json!(["s"]));
+}

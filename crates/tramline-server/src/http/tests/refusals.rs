@@ -111,6 +111,8 @@ async fn absurd_numbers_are_invalid() {
         json!({"topics": ["t"], "backoff": {"kind": "guess"}}),
         json!({"topics": ["t"], "ordering": "chaos"}),
         json!({"topics": ["t"], "start": "yesterday"}),
+        json!({"topics": ["t"], "time_limit_ms": 0}),
+        json!({"topics": ["t"], "time_limit_ms": u64::MAX}),
     ] {
         bed.put("/v1/subscriptions/s", bad).await.problem(422);
     }

@@ -87,6 +87,8 @@ impl PostgresStore {
         if options.pooled {
             connect = connect.statement_cache_capacity(0);
         }
+        // The pool tries until its time is over; this one says at once why it cannot connect.
+        PgConnection::connect_with(&connect).await?.close().await?;
         let for_callers = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(ACQUIRE)

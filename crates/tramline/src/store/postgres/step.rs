@@ -103,9 +103,10 @@ impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Error {
         let state = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
         let (kind, remedy) = match (&state[..state.len().min(2)], &error) {
-            (_, sqlx::Error::PoolTimedOut) => {
-                (Kind::Unavailable, "all connections are busy; raise max_connections or find what holds them")
-            }
+            (_, sqlx::Error::PoolTimedOut) => (
+                Kind::Unavailable,
+                "no connection was free or could be made in time; check that the server runs, else raise max_connections",
+            ),
             ("", _) => {
                 (Kind::Unavailable, "check that the server runs and can be reached; work goes on by itself")
             }

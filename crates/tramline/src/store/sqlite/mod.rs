@@ -186,6 +186,14 @@ fn configure(conn: Connection) -> Result<Connection> {
     Ok(conn)
 }
 
+/// Moves the write-ahead log into the file itself, unless somebody reads just now.
+fn gather(path: &Path) -> Result<()> {
+    let conn = Connection::open(path)?;
+    conn.busy_timeout(Duration::from_secs(1))?;
+    conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+    Ok(())
+}
+
 #[async_trait]
 impl Store for SqliteStore {
     async fn put_topic(&self, put: PutTopic) -> Result<Topic> {
@@ -346,6 +354,15 @@ impl Store for SqliteStore {
     }
 
     async fn close(&self) {
-        // Everything acknowledged is stored; the thread ends with the last handle.
+        // Everything acknowledged is stored; the thread ends with the last handle. Brought together in one file, which can be
+        // copied then.
+        if let Some(path) = self.path().map(Path::to_owned) {
+            let gathered = tokio::task::spawn_blocking(move || gather(&path)).await;
+            if !matches!(gathered, Ok(Ok(()))) {
+                tracing::debug!(
+                    "the write-ahead log stays beside the database; it is read at the next start"
+                );
+            }
+        }
     }
 }
