@@ -113,7 +113,7 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
     let catalog = session.catalog.clone();
     let policy = &catalog.require_subscription(claim.subscription)?.policy;
     let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
-    let (stopped_by, outlook) = look_out(session, claim.subscription).await?;
+    let (stopped_by, outlook) = look_out(session, claim.subscription, policy).await?;
     raw.stopped_by = stopped_by;
     if raw.stopped_by.is_some() {
         return Ok(raw);
@@ -131,20 +131,39 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
     Ok(raw)
 }
 
-/// Rules, back-fills, and whether there are expired leases or suspects: ten index probes each, one per priority, however
-/// many slices are leased. (A condition on `pos` alone would read every leased slice.)
-async fn look_out(session: &mut Session<'_>, id: SubscriptionId) -> Result<(Option<RuleKind>, Outlook)> {
-    let sql = "SELECT \
-        ARRAY(SELECT r.kind FROM tramline_rule r WHERE r.subscription = $1 AND (r.until IS NULL OR r.until > $2)), \
-        b.topics, b.next, \
-        EXISTS (SELECT 1 FROM generate_series(0, 9) AS p(rank), unnest('{1,7}'::smallint[]) AS t(state) \
-            WHERE EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = t.state \
-            AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2)) \
-        OR EXISTS (SELECT 1 FROM tramline_lane l WHERE l.subscription = $1 AND l.owner <> 0 AND l.until <= $2), \
-        EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2) \
-        FROM (SELECT coalesce(array_agg(st.topic), '{}') AS topics, coalesce(array_agg(st.backfill_next), '{}') AS next \
-            FROM tramline_subscription_topic st \
-            WHERE st.subscription = $1 AND st.backfill_next <= st.backfill_until) b";
+/// What there is besides taking: rules, back-fills, `$expired` leases, suspects.
+macro_rules! outlook {
+    ($expired:literal) => {
+        concat!(
+            "SELECT ARRAY(SELECT r.kind FROM tramline_rule r WHERE r.subscription = $1 \
+                AND (r.until IS NULL OR r.until > $2)), \
+            b.topics, b.next, EXISTS (",
+            $expired,
+            "), EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2) \
+            FROM (SELECT coalesce(array_agg(st.topic), '{}') AS topics, coalesce(array_agg(st.backfill_next), '{}') AS next \
+                FROM tramline_subscription_topic st \
+                WHERE st.subscription = $1 AND st.backfill_next <= st.backfill_until) b"
+        )
+    };
+}
+
+/// Leases hang on slices: one index probe per state and priority, however many are leased.
+const SLICES_EXPIRED: &str = outlook!(
+    "SELECT 1 FROM generate_series(0, 9) AS p(rank) CROSS JOIN unnest('{1,7}'::smallint[]) AS t(state) \
+    CROSS JOIN LATERAL (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = t.state \
+    AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2 LIMIT 1) f"
+);
+/// Leases hang on lanes.
+const LANES_EXPIRED: &str =
+    outlook!("SELECT 1 FROM tramline_lane l WHERE l.subscription = $1 AND l.owner <> 0 AND l.until <= $2");
+
+/// One look before anything is locked.
+async fn look_out(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    policy: &Policy,
+) -> Result<(Option<RuleKind>, Outlook)> {
+    let sql = if policy.is_ordered() { LANES_EXPIRED } else { SLICES_EXPIRED };
     let query = session.query(sql).bind(id.0).bind(session.now.0);
     let row = query.fetch_one(&mut *session.conn).await?;
     let kinds: Vec<String> = row.try_get(0)?;

@@ -78,9 +78,40 @@ enum Which {
     Others,
 }
 
-/// Locks open lanes with something to do, those with the oldest events first. This is the only place where a locked lane
-/// is passed over: whoever has it takes from it. What the lane holds is read again once it is locked, because another
-/// step may have changed it in between.
+/// Open lanes with something to do. `$first` finds a ready slice of a lane, `$order` says which lanes come first.
+macro_rules! candidates {
+    ($first:literal, $order:literal) => {
+        concat!(
+            "SELECT {lane} FROM tramline_lane l \
+            LEFT JOIN unnest($7::bigint[], $8::bigint[]) AS b(topic, next) ON b.topic = l.lane >> 12 \
+            LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
+                AND s.lane = l.lane AND s.rank = 0 ",
+            $first,
+            ") r ON r.pos < coalesce(b.next, r.pos + 1) \
+            LEFT JOIN unnest($11::bigint[], $12::bigint[], $13::bool[]) AS k(lane, epoch, closed) \
+                ON k.lane = l.lane AND k.epoch = l.epoch AND l.owner = $3 \
+            WHERE l.subscription = $1 AND l.halted_until <= $2 AND (l.owner = 0 OR l.owner = $3 OR l.until <= $2) \
+            AND ($6 IS NULL OR ((l.lane & 4095) % $4 = $5) = $6) AND k.closed IS NOT TRUE \
+            AND (($10 AND r.pos IS NOT NULL) OR (l.owner <> 0 AND l.until <= $2) \
+                OR ($14 AND l.owner = $3 AND k.lane IS NULL) \
+                OR ($10 AND EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
+                    AND s.lane = l.lane AND s.rank = 0 AND s.pos <= $2)) \
+                OR EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2 AND s.lane = l.lane)) \
+            ORDER BY ",
+            $order,
+            " LIMIT $9 FOR UPDATE OF l SKIP LOCKED"
+        )
+    };
+}
+
+/// Looks at the end of each lane: at its beginning are the index entries of what was taken a moment ago, and passing over them
+/// takes longer than all the rest. Another lane comes first every time.
+const ANY: &str = candidates!("ORDER BY s.pos DESC LIMIT 1", "r.pos IS NOT NULL, (l.lane + $2) % 4093");
+/// During a back-fill the beginning matters: what is above its cursor has to wait. The oldest lanes come first.
+const BELOW_CURSOR: &str = candidates!("ORDER BY s.pos LIMIT 1", "r.pos NULLS FIRST");
+
+/// Locks open lanes with something to do. This is the only place where a locked lane is passed over: whoever has it takes
+/// from it. What the lane holds is read again once it is locked, because another step may have changed it in between.
 ///
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, three probes per lane.
 async fn candidates(
@@ -89,20 +120,7 @@ async fn candidates(
     outlook: &Outlook,
     which: Which,
 ) -> Result<BTreeMap<LaneId, LaneView>> {
-    let sql = "SELECT {lane} FROM tramline_lane l \
-        LEFT JOIN unnest($7::bigint[], $8::bigint[]) AS b(topic, next) ON b.topic = l.lane >> 12 \
-        LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
-            AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) r ON r.pos < coalesce(b.next, r.pos + 1) \
-        LEFT JOIN unnest($11::bigint[], $12::bigint[], $13::bool[]) AS k(lane, epoch, closed) \
-            ON k.lane = l.lane AND k.epoch = l.epoch AND l.owner = $3 \
-        WHERE l.subscription = $1 AND l.halted_until <= $2 AND (l.owner = 0 OR l.owner = $3 OR l.until <= $2) \
-        AND ($6 IS NULL OR ((l.lane & 4095) % $4 = $5) = $6) AND k.closed IS NOT TRUE \
-        AND (($10 AND r.pos IS NOT NULL) OR (l.owner <> 0 AND l.until <= $2) \
-            OR ($14 AND l.owner = $3 AND k.lane IS NULL) \
-            OR ($10 AND EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
-                AND s.lane = l.lane AND s.rank = 0 AND s.pos <= $2)) \
-            OR EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2 AND s.lane = l.lane)) \
-        ORDER BY r.pos NULLS FIRST LIMIT $9 FOR UPDATE OF l SKIP LOCKED";
+    let sql = if outlook.backfills.is_empty() { ANY } else { BELOW_CURSOR };
     let own = match which {
         Which::Troubled => (!claim.share.help).then_some(true),
         Which::Own => Some(true),
