@@ -64,8 +64,10 @@ const PATIENCE: &str = "SET LOCAL lock_timeout = '1s'";
 /// A PostgreSQL database.
 #[derive(Debug)]
 pub struct PostgresStore {
+    /// For the store itself.
+    own: PgPool,
+    /// For callers.
     pool: PgPool,
-    for_callers: PgPool,
     spares: Spares,
     texts: Texts,
     cache: CatalogCache,
@@ -89,12 +91,12 @@ impl PostgresStore {
         }
         // The pool tries until its time is over; this one says at once why it cannot connect.
         PgConnection::connect_with(&connect).await?.close().await?;
-        let for_callers = PgPoolOptions::new()
+        let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(ACQUIRE)
             .connect_lazy_with(connect.clone());
         let pooled = options.pooled;
-        let pool = PgPoolOptions::new()
+        let own = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(ACQUIRE)
             .test_before_acquire(false)
@@ -113,10 +115,10 @@ impl PostgresStore {
             })
             .connect_with(connect)
             .await?;
-        let schema = migrate::run(&mut *pool.acquire().await?, options.schema.as_deref()).await?;
+        let schema = migrate::run(&mut *own.acquire().await?, options.schema.as_deref()).await?;
         Ok(PostgresStore {
+            own,
             pool,
-            for_callers,
             spares: Spares::new((options.max_connections / 4) as usize, STALE),
             texts: Texts::new(schema, options.pooled),
             cache: CatalogCache::default(),
@@ -145,7 +147,7 @@ impl PostgresStore {
 
     /// A pool of connections for callers that keep their own tables in the same database. Connects when it is first used.
     pub fn pool(&self) -> &PgPool {
-        &self.for_callers
+        &self.pool
     }
 
     /// Emits in the caller's own transaction. Nothing is stored unless the caller commits; then it should wake the workers
@@ -192,11 +194,11 @@ impl PostgresStore {
     }
 
     async fn connection(&self) -> Result<Hot<'_>> {
-        self.spares.take(&self.pool).await
+        self.spares.take(&self.own).await
     }
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>> {
-        Ok(self.pool.begin().await?)
+        Ok(self.own.begin().await?)
     }
 
     /// The catalogue, read if none is known. Whether it is still right shows when it is used.
@@ -485,7 +487,7 @@ impl Store for PostgresStore {
 
     async fn close(&self) {
         self.spares.clear();
-        self.for_callers.close().await;
         self.pool.close().await;
+        self.own.close().await;
     }
 }
