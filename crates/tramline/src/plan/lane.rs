@@ -48,7 +48,7 @@ pub fn before_suspects(ready: &[Slice], suspects: &[Slice], changes: &mut Change
 }
 
 /// Takes one part of the first suspects of a lane. `suspects` are all of the lowest chunk that has any; the view knows their
-/// keys. Gives nothing when all of them wait behind their keys: they are set aside now, and there may be others.
+/// keys. Gives nothing when those that would come first wait behind their keys: they are set aside now, and there may be others.
 ///
 /// Of several slices in the chunk only one is taken, and of that one only what comes before the first event of the others,
 /// be they suspect or `ready`: together they are one sequence.
@@ -71,6 +71,12 @@ pub fn take_suspect(
         }
     }
     free.sort_by_key(|(_, mask)| mask.lowest());
+    if next_ready.is_some() && free.first().is_some_and(|(_, mask)| mask.lowest() > next_ready) {
+        // What came before it was set aside just now, so something ready comes first.
+        let cut = free.into_iter().filter(|(suspect, mask)| suspect.mask != *mask);
+        changes.update.extend(cut.map(|(suspect, mask)| Slice { mask, ..suspect }));
+        return None;
+    }
     let next_suspect = free.get(1).and_then(|(_, mask)| mask.lowest());
     let next = next_suspect.into_iter().chain(next_ready).min().unwrap_or(Mask::CAPACITY);
     let mut free = free.into_iter();

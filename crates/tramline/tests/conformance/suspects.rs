@@ -21,6 +21,7 @@ conformance![
     suspects_of_a_key_keep_their_order_across_due_times,
     what_was_given_back_runs_before_later_suspects,
     what_was_given_back_runs_before_later_suspects_of_the_same_chunk,
+    a_ready_event_comes_first_when_the_suspect_before_it_has_to_wait,
     a_quarantined_event_is_a_gap_for_its_key,
 ];
 
@@ -271,6 +272,23 @@ async fn what_was_given_back_runs_before_later_suspects_of_the_same_chunk(bed: B
         let order = queue.drain().await;
         assert_eq!(order, emitted, "slice {given_back} was given back");
     }
+}
+
+/// Of one chunk, in this order: a suspect whose key waits, a ready event, another suspect.
+async fn a_ready_event_comes_first_when_the_suspect_before_it_has_to_wait(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let first = bed.emit(keyed("a")).await;
+    let events = vec![keyed("a"), keyed("b").delay(LEASE + seconds(1)), keyed("c")];
+    let emitted: Vec<EventId> = bed.emit_together(events).await.iter().map(|event| event.id).collect();
+    assert_eq!(sorted_ids(&queue.claim(10).await), [first, emitted[0], emitted[2]]);
+    bed.pass(LEASE);
+    let failed = queue.claim(1).await;
+    assert_eq!(ids(&failed), [first]);
+    queue.settle(&failed, Outcome::Retry { delay: Some(LEASE * 2), error: "no".into() }).await;
+    bed.pass(seconds(1));
+    assert_eq!(queue.drain().await, [emitted[1], emitted[2]]);
+    bed.pass(LEASE * 2);
+    assert_eq!(queue.drain().await, [first, emitted[0]]);
 }
 
 async fn a_quarantined_event_is_a_gap_for_its_key(bed: Bed) {
