@@ -48,8 +48,9 @@ struct State {
 struct Line {
     running: bool,
     waiting: VecDeque<Task>,
-    /// This event has to run again first; what follows it must not run.
-    stopped_by: Option<EventId>,
+    /// This event has to run again first; what follows it under the same epoch must not run. Under another epoch the store has
+    /// decided anew.
+    stopped_by: Option<(i64, EventId)>,
     /// Events that died; whoever comes next is told.
     skipped: Vec<EventId>,
 }
@@ -180,7 +181,7 @@ impl Dispatch {
         for at in positions {
             let Some(key) = line_of(hand, at) else { continue };
             if let Entry::Occupied(mut line) = state.lines.entry(key) {
-                if line.get().stopped_by == Some(hand.id(at)) {
+                if line.get().stopped_by == Some((hand.lease.epoch, hand.id(at))) {
                     line.get_mut().stopped_by = None;
                 }
                 // Later ones may have died since these outcomes were taken; the store does not know of them yet.
@@ -218,7 +219,8 @@ impl State {
     /// Puts an event at the end of its line; the first one is ready. Gives it back if it must not run.
     fn queue_up(&mut self, key: (LaneId, Arc<str>), mut task: Task) -> Option<Task> {
         let line = self.lines.entry(key).or_default();
-        if !task.hand.replayed && line.stopped_by.is_some_and(|by| by < task.id()) {
+        let stops = |(epoch, by)| epoch == task.hand.lease.epoch && by < task.id();
+        if !task.hand.replayed && line.stopped_by.is_some_and(stops) {
             return Some(task);
         }
         task.skipped.append(&mut line.skipped);
@@ -246,7 +248,7 @@ impl State {
                 skipped.push(id);
             }
             Next::Stop => {
-                line.stopped_by = Some(id);
+                line.stopped_by = Some((ended.hand.lease.epoch, id));
                 let may_run = |task: &Task| task.hand.replayed || task.id() < id;
                 let (stay, go) = line.waiting.drain(..).partition(may_run);
                 line.waiting = stay;
