@@ -242,3 +242,127 @@ async fn the_next_run_of_a_process_goes_on_where_a_dropped_one_was() {
     shutdown.start();
     running.await.unwrap().unwrap();
 }
+
+/// A failure is on its way to the store when its lane has long gone on elsewhere. It stops nothing that comes after.
+#[tokio::test]
+async fn a_failure_under_a_lost_lease_does_not_stop_what_comes_under_the_next_one() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    tram.put_topic("t", Some(1), None).await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let (fail, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let worker = |tram: &Tramline| {
+        let (tell, fail, end) = (tell.clone(), fail.clone(), end.clone());
+        tram.worker("w").topics(["t"]).ordered_by_key().concurrency(4).lease(10 * SECOND).on_any(
+            move |cx: Context| {
+                let (tell, fail, end) = (tell.clone(), fail.clone(), end.clone());
+                async move {
+                    tell.send(String::from_utf8(cx.event().payload.to_vec()).unwrap()).unwrap();
+                    match &*cx.event().payload {
+                        b"fails" if cx.crashes() == 0 => {
+                            fail.notified().await;
+                            return Err("too late");
+                        }
+                        b"long" => end.notified().await,
+                        _ => {}
+                    }
+                    Ok(())
+                }
+            },
+        )
+    };
+    worker(&tram).subscribe().await.unwrap();
+    tram.emit([event("fails").key("b"), event("behind").key("b")]).await.unwrap();
+    let (shutdown, running) = start(worker(&tram));
+    assert_eq!(told.recv().await.unwrap(), "fails");
+    // The keeper is stuck, so nobody here notices that the lease ends.
+    let mut extending = bench.store.hold("extend");
+    bench.clock.advance(4 * SECOND);
+    extending.begun().await;
+    let mut claiming = bench.store.hold("claim");
+    bench.clock.advance(11 * SECOND);
+    claiming.begun().await;
+    // The settler has the failure, and waits for the claim.
+    fail.notify_one();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let other = bench.process();
+    let (other_shutdown, other_running) = start(worker(&other));
+    assert_eq!(told.recv().await.unwrap(), "fails");
+    assert_eq!(told.recv().await.unwrap(), "behind");
+    until("both are done elsewhere", || async { counts(&tram).await == Counts::default() }).await;
+    other_shutdown.start();
+    other_running.await.unwrap().unwrap();
+    tram.emit([event("third").key("b"), event("long").key("c")]).await.unwrap();
+    claiming.release();
+    extending.release();
+    let mut both = [told.recv().await.unwrap(), String::new()];
+    tram.emit(event("fourth").key("b")).await.unwrap();
+    both[1] = tokio::time::timeout(5 * SECOND, told.recv()).await.unwrap().unwrap();
+    both.sort();
+    assert_eq!(both, ["long", "third"]);
+    end.notify_one();
+    until("all are done", || async {
+        bench.tick_until(600 * SECOND);
+        counts(&tram).await == Counts::default()
+    })
+    .await;
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}
+
+/// The worker thinks that an event will be tried again and sets the next one of its key aside; the store, whose policy has
+/// changed, calls the first one dead. The second one has to run, and before the third.
+#[tokio::test]
+async fn a_policy_that_changed_meanwhile_does_not_strand_the_next_event_of_a_key() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    tram.put_topic("t", Some(1), None).await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let (fail, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (may_fail, may_end) = (fail.clone(), end.clone());
+    let worker = tram
+        .worker("w")
+        .topics(["t"])
+        .ordered_by_key()
+        .concurrency(4)
+        .lease(LONG)
+        .retry(Retry::constant(5, SECOND))
+        .on_any(move |cx: Context| {
+            let (tell, fail, end) = (tell.clone(), may_fail.clone(), may_end.clone());
+            async move {
+                match &*cx.event().payload {
+                    b"long" => end.notified().await,
+                    payload => tell.send(String::from_utf8(payload.to_vec()).unwrap()).unwrap(),
+                }
+                if *cx.event().payload == *b"fails" {
+                    fail.notified().await;
+                    return Err("no");
+                }
+                Ok(())
+            }
+        });
+    worker.subscribe().await.unwrap();
+    let events = [("fails", "b"), ("behind", "b"), ("long", "c")];
+    tram.emit(events.map(|(payload, key)| event(payload).key(key))).await.unwrap();
+    let (shutdown, running) = start(worker);
+    assert_eq!(told.recv().await.unwrap(), "fails");
+    let mut policy = tram.subscription("w").await.unwrap().policy;
+    policy.retry = Retry::constant(1, SECOND);
+    tram.put_subscription("w", &["t"], policy, tramline::Start::Now).await.unwrap();
+    fail.notify_one();
+    until("it is dead", || async {
+        bench.tick_until(LONG / 2);
+        counts(&tram).await.dead == 1
+    })
+    .await;
+    tram.emit(event("third").key("b")).await.unwrap();
+    until("both have run", || async {
+        bench.tick_until(LONG / 2);
+        told.len() == 2
+    })
+    .await;
+    assert_eq!([told.recv().await.unwrap(), told.recv().await.unwrap()], ["behind", "third"]);
+    end.notify_one();
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}

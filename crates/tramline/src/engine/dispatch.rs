@@ -3,6 +3,7 @@
 use crate::engine::hand::Hand;
 use crate::engine::handler::Handlers;
 use crate::model::id::{EventId, LaneId};
+use crate::model::lease::Lease;
 use crate::model::outcome::Outcome;
 use crate::model::subscription::{OnExhausted, Policy};
 use std::collections::hash_map::Entry;
@@ -48,8 +49,11 @@ struct State {
 struct Line {
     running: bool,
     waiting: VecDeque<Task>,
-    /// This event has to run again first; what follows it must not run.
-    stopped_by: Option<EventId>,
+    /// This event has to run again first; what follows it under the same epoch must not run. Under another epoch the store has
+    /// decided anew.
+    stopped_by: Option<(i64, EventId)>,
+    /// The first event that was refused because of that.
+    refused: Option<(Lease, EventId)>,
     /// Events that died; whoever comes next is told.
     skipped: Vec<EventId>,
 }
@@ -171,25 +175,29 @@ impl Dispatch {
     }
 
     /// The store knows of these failures, or never will: what it gives out from now on takes them into account, or runs them
-    /// again first.
-    pub(crate) fn confirm(&self, hand: &Hand, positions: impl Iterator<Item = u32>) {
+    /// again first. Gives the first event of each key that was refused because of them.
+    pub(crate) fn confirm(&self, hand: &Hand, positions: impl Iterator<Item = u32>) -> Vec<(Lease, EventId)> {
+        let mut refused = Vec::new();
         if !self.ordered {
-            return;
+            return refused;
         }
         let mut state = self.state();
         for at in positions {
             let Some(key) = line_of(hand, at) else { continue };
-            if let Entry::Occupied(mut line) = state.lines.entry(key) {
-                if line.get().stopped_by == Some(hand.id(at)) {
-                    line.get_mut().stopped_by = None;
+            if let Entry::Occupied(mut entry) = state.lines.entry(key) {
+                let line = entry.get_mut();
+                if line.stopped_by == Some((hand.lease.epoch, hand.id(at))) {
+                    line.stopped_by = None;
+                    refused.extend(line.refused.take());
                 }
                 // Later ones may have died since these outcomes were taken; the store does not know of them yet.
-                line.get_mut().skipped.retain(|skipped| *skipped > hand.id(at));
-                if line.get().is_over() {
-                    line.remove();
+                line.skipped.retain(|skipped| *skipped > hand.id(at));
+                if line.is_over() {
+                    entry.remove();
                 }
             }
         }
+        refused
     }
 
     /// Gives out nothing any more, and gives back what nobody has begun.
@@ -218,7 +226,9 @@ impl State {
     /// Puts an event at the end of its line; the first one is ready. Gives it back if it must not run.
     fn queue_up(&mut self, key: (LaneId, Arc<str>), mut task: Task) -> Option<Task> {
         let line = self.lines.entry(key).or_default();
-        if !task.hand.replayed && line.stopped_by.is_some_and(|by| by < task.id()) {
+        let stops = |(epoch, by)| epoch == task.hand.lease.epoch && by < task.id();
+        if !task.hand.replayed && line.stopped_by.is_some_and(stops) {
+            line.refuse(&task);
             return Some(task);
         }
         task.skipped.append(&mut line.skipped);
@@ -246,11 +256,13 @@ impl State {
                 skipped.push(id);
             }
             Next::Stop => {
-                line.stopped_by = Some(id);
+                line.stopped_by = Some((ended.hand.lease.epoch, id));
                 let may_run = |task: &Task| task.hand.replayed || task.id() < id;
                 let (stay, go) = line.waiting.drain(..).partition(may_run);
                 line.waiting = stay;
                 refused = go.into();
+                line.refused = None;
+                refused.iter().for_each(|task| line.refuse(task));
             }
         }
         if let Some(task) = line.waiting.pop_front() {
@@ -264,6 +276,13 @@ impl State {
 }
 
 impl Line {
+    fn refuse(&mut self, task: &Task) {
+        let first = self.refused.is_none_or(|(_, first)| task.id() < first);
+        if first {
+            self.refused = Some((task.hand.lease, task.id()));
+        }
+    }
+
     fn is_over(&self) -> bool {
         !self.running && self.waiting.is_empty() && self.stopped_by.is_none() && self.skipped.is_empty()
     }

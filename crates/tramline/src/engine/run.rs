@@ -194,7 +194,7 @@ impl Run {
         self.ledger.remove(hand);
         let unsettled = self.dispatch.locked(|| hand.drop_outcomes());
         // What failed here failed for nobody: whoever has the lane next decides anew, perhaps this process.
-        self.dispatch.confirm(hand, unsettled.iter().copied());
+        drop(self.dispatch.confirm(hand, unsettled.iter().copied()));
         let ids: Vec<EventId> = hand.pending().chain(unsettled).map(|at| hand.id(at)).collect();
         if !ids.is_empty() {
             self.hooks.lease_lost(self.name(), &ids);

@@ -5,7 +5,11 @@ use crate::engine::hand::{Hand, Outcomes};
 use crate::engine::hooks::Settlement;
 use crate::engine::run::Run;
 use crate::error::{Kind, Result};
-use crate::store::verbs::{Settle, Settled};
+use crate::model::id::EventId;
+use crate::model::lease::Lease;
+use crate::model::outcome::Outcome;
+use crate::store::verbs::{Settle, SettleSlice, Settled};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -56,7 +60,9 @@ pub(crate) async fn flush(run: &Run, partial: bool, outage: &mut Outage) {
     run.store_begin();
     settle(run, &batch, outage).await;
     if failed {
-        batch.iter().for_each(|outcomes| run.dispatch.confirm(&outcomes.hand, outcomes.failures()));
+        let refused =
+            batch.iter().flat_map(|outcomes| run.dispatch.confirm(&outcomes.hand, outcomes.failures()));
+        take_back(run, refused.collect(), outage).await;
     }
     for outcomes in &batch {
         let hand = &outcomes.hand;
@@ -67,6 +73,27 @@ pub(crate) async fn flush(run: &Run, partial: bool, outage: &mut Outage) {
     }
     run.store_end();
     run.ledger.settled.send_replace(());
+}
+
+/// Events that were refused here because an earlier one of their key failed. The store has set them aside for the same reason,
+/// unless it judged the failure by a newer policy: then they are still leased, and nobody would run them.
+async fn take_back(run: &Run, refused: Vec<(Lease, EventId)>, outage: &mut Outage) {
+    let mut by_lease: HashMap<Lease, Vec<(u32, Outcome)>> = HashMap::new();
+    for (lease, id) in refused {
+        let later = Outcome::Snooze { delay: Duration::ZERO };
+        by_lease.entry(lease).or_default().push((id.index(), later));
+    }
+    let results: Vec<SettleSlice> =
+        by_lease.into_iter().map(|(lease, outcomes)| SettleSlice { lease, outcomes }).collect();
+    while !results.is_empty() {
+        let (subscription, now) = (run.subscription.id, run.tram.clock().now());
+        let settle = Settle { subscription, results: results.clone(), now };
+        match run.tram.store().settle(settle).await {
+            Err(error) if error.kind() == Kind::Unavailable => outage.wait(run.tram.clock(), &error).await,
+            Ok(settled) if settled.wake => return run.tram.wake().notify(&[run.subscription.id]),
+            _ => return,
+        }
+    }
 }
 
 /// In ordered subscriptions all outcomes go together: what ran later is never settled before what ran earlier.

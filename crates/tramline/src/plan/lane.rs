@@ -48,7 +48,8 @@ pub fn before_suspects(ready: &[Slice], suspects: &[Slice], changes: &mut Change
 }
 
 /// Takes one part of the first suspects of a lane. `suspects` are all of the lowest chunk that has any; the view knows their
-/// keys. Gives nothing when those that would come first wait behind their keys: they are set aside now, and there may be others.
+/// keys. Gives nothing when all of them wait behind their keys, or those before something that is ready do: they are set aside
+/// now, and the caller looks again.
 ///
 /// Of several slices in the chunk only one is taken, and of that one only what comes before the first event of the others,
 /// be they suspect or `ready`: together they are one sequence.
@@ -71,19 +72,15 @@ pub fn take_suspect(
         }
     }
     free.sort_by_key(|(_, mask)| mask.lowest());
-    if next_ready.is_some() && free.first().is_some_and(|(_, mask)| mask.lowest() > next_ready) {
-        // What came before it was set aside just now, so something ready comes first.
-        let cut = free.into_iter().filter(|(suspect, mask)| suspect.mask != *mask);
-        changes.update.extend(cut.map(|(suspect, mask)| Slice { mask, ..suspect }));
-        return None;
-    }
+    let first = free.first().and_then(|(_, mask)| mask.lowest())?;
     let next_suspect = free.get(1).and_then(|(_, mask)| mask.lowest());
-    let next = next_suspect.into_iter().chain(next_ready).min().unwrap_or(Mask::CAPACITY);
-    let mut free = free.into_iter();
-    let (suspect, mask) = free.next()?;
-    for (other, mask) in free.filter(|(other, mask)| other.mask != *mask) {
+    let next = next_suspect.into_iter().chain(next_ready).min().unwrap_or(Mask::CAPACITY).max(first + 1);
+    // If those before it were set aside just now, what is ready comes first.
+    let taken = if next_ready.is_some_and(|ready| ready < first) { None } else { Some(free.remove(0)) };
+    for (other, mask) in free.into_iter().filter(|(other, mask)| other.mask != *mask) {
         changes.update.push(Slice { mask, ..other });
     }
+    let (suspect, mask) = taken?;
     let (mine, _) = mask.and(Mask::first(next)).split_lowest(taker.limit(&suspect));
     let rest = mask.minus(mine);
     if !rest.is_empty() {

@@ -10,7 +10,7 @@ use crate::model::subscription::Policy;
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
 use crate::store::catalog::Catalog;
-use crate::store::verbs::{Claim, Claimed, ClaimedEvent, ClaimedSlice};
+use crate::store::verbs::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -52,16 +52,21 @@ impl RawClaim {
         Claim {
             max_events: claim.max_events.saturating_sub(events),
             max_bytes: claim.max_bytes.saturating_sub(bytes),
+            // A suspect runs alone; there may be one by now, because a lease has ended since the first look.
+            suspects: if self.slices.is_empty() { claim.suspects } else { Suspects::Leave },
             ..claim.clone()
         }
     }
 
     /// What a second look took comes behind what the first one took.
     pub(crate) fn and(mut self, later: RawClaim) -> RawClaim {
+        // The leases of the first look end earlier.
+        let until = if self.slices.is_empty() { later.until } else { self.until.min(later.until) };
         self.slices.extend(later.slices);
         self.chunks.extend(later.chunks);
         self.decoded.extend(later.decoded);
-        RawClaim { slices: self.slices, chunks: self.chunks, decoded: self.decoded, now: self.now, ..later }
+        let RawClaim { slices, chunks, decoded, now, .. } = self;
+        RawClaim { slices, chunks, decoded, now, until, ..later }
     }
 
     /// The chunks that still have to be read.
