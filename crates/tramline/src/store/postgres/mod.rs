@@ -358,6 +358,7 @@ impl Store for PostgresStore {
         match (first, self.claim_by_steps(&rest).await) {
             (None, claimed) => claimed.and_then(|(raw, catalog)| raw.decode(&catalog)),
             (Some(first), Ok((raw, catalog))) => first.and(raw).decode(&catalog),
+            (Some(first), Err(error)) if first.slices.is_empty() => Err(error),
             // What was taken is taken; the next claim meets the error again.
             (Some(first), Err(_)) => first.decode(&known),
         }
