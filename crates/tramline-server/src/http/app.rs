@@ -2,9 +2,12 @@
 
 use crate::config::Config;
 use crate::http::access::Access;
+use crate::http::body;
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Answer, Problem};
 use crate::http::workers::Workers;
+use axum::body::{Body, Bytes};
+use axum::http::HeaderMap;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,6 +57,11 @@ impl App {
             known: Mutex::default(),
             config,
         })
+    }
+
+    /// The body of a request, within the limits of size and time.
+    pub(crate) async fn read(&self, headers: &HeaderMap, body: Body) -> Answer<Bytes> {
+        body::read(headers, body, self.config.max_body, self.config.body_timeout()).await
     }
 
     /// Asks the store, but not for ever.

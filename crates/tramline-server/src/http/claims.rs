@@ -88,7 +88,7 @@ pub(crate) async fn claim(
     body: Body,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, CONSUME, name).await?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let claim: ClaimIn = body::parse(&body)?;
     claim.check()?;
     let policy = &subscription.policy;

@@ -128,7 +128,7 @@ async fn act(
 ) -> Answer<Response> {
     let scope = if matches!(act, Act::Pause | Act::Resume) { Scope::Manage } else { Scope::Admin };
     let subscription = named(&app, &caller, &[scope], name).await?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let rule: RuleIn = body::parse(&body)?;
     if rule.reason.len() > MAX_REASON || rule.reason.contains('\0') {
         return Err(Problem::invalid(

@@ -107,7 +107,7 @@ pub(crate) async fn replay(
     body: Body,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, name).await?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let which = body::parse::<WhichIn>(&body)?.which()?;
     let count = app.ask(app.tram.replay(&subscription.name, which)).await?;
     Ok(ok(Count { count }).into_response())
@@ -124,7 +124,7 @@ pub(crate) async fn drop(
     body: Body,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, name).await?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let which = body::parse::<WhichIn>(&body)?.which()?;
     let count = app.ask(app.tram.drop_dead(&subscription.name, which)).await?;
     Ok(ok(Count { count }).into_response())
@@ -202,7 +202,7 @@ pub(crate) async fn release_parked(
     body: Body,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, name).await?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let keys: KeysIn = body::parse(&body)?;
     let unclear =
         || Problem::invalid("it is not clear which keys are meant", "set keys (topic and key), or all");
@@ -243,7 +243,7 @@ pub(crate) async fn resend(
     body: Body,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, name).await?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let ids: IdsIn = body::parse(&body)?;
     if ids.ids.len() > MOST {
         return Err(Problem::invalid("there are too many ids", "name at most 10,000"));

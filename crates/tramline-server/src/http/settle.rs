@@ -100,7 +100,7 @@ pub(crate) async fn settle(
     body: Body,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, CONSUME, name).await?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let settle: SettleIn = body::parse(&body)?;
     if settle.results.len() > MAX_EVENTS as usize {
         return Err(Problem::invalid("there are too many results", "settle at most 10,000 events at once"));
@@ -169,7 +169,7 @@ pub(crate) async fn extend(
     body: Body,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, CONSUME, name).await?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let extend: LeasesIn = body::parse(&body)?;
     extend.check()?;
     let known: Vec<Option<Lease>> = extend.leases.iter().map(|lease| lease.parse().ok()).collect();
@@ -205,7 +205,7 @@ pub(crate) async fn release(
     body: Body,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, CONSUME, name).await?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let release: LeasesIn = body::parse(&body)?;
     release.check()?;
     let leases: Vec<Lease> = release.leases.iter().filter_map(|lease| lease.parse().ok()).collect();

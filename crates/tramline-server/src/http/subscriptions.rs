@@ -141,7 +141,7 @@ pub(crate) async fn put(
 ) -> Answer<Response> {
     caller.subscription(&[Scope::Manage], &name.0)?;
     let name = name.checked("subscription")?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let put: SubscriptionIn = body::parse(&body)?;
     caller.consumes(&put.topics)?;
     if put.topics.len() > MAX_TOPICS {

@@ -96,7 +96,7 @@ pub(crate) async fn create(
     body: Body,
 ) -> Answer<Response> {
     caller.everywhere()?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let token: TokenIn = body::parse(&body)?;
     if app.access.is_empty() && !token.opens_all_doors() {
         return Err(Problem::invalid(

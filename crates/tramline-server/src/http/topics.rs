@@ -90,7 +90,7 @@ pub(crate) async fn put(
 ) -> Answer<Response> {
     caller.topic(&[Scope::Manage], &name.0)?;
     let topic = name.checked("topic")?;
-    let body = body::read(&headers, body, app.config.max_body, app.config.body_timeout()).await?;
+    let body = app.read(&headers, body).await?;
     let put: TopicIn = body::parse(&body)?;
     if put.retention_ms.is_some_and(|millis| millis > crate::http::emit::MAX_DELAY_MS) {
         return Err(Problem::invalid("the retention is longer than a hundred years", "use a shorter one"));
