@@ -105,26 +105,35 @@ pub(crate) fn check(unit: &[Event]) -> Result<()> {
 }
 
 /// One of the tasks that write groups. Dropping it, even by a panic, lets another take its place.
-struct Flushing(Arc<Inner>);
+struct Flushing {
+    inner: Arc<Inner>,
+    counted: bool,
+}
+
+impl Flushing {
+    /// Counted down while the queue is locked: an emit either was seen by this task or starts one of its own.
+    fn end(mut self, queue: &mut Queue) {
+        queue.flushing -= 1;
+        self.counted = false;
+    }
+}
 
 impl Drop for Flushing {
     fn drop(&mut self) {
-        self.0.queue().flushing -= 1;
+        if self.counted {
+            self.inner.queue().flushing -= 1;
+        }
     }
 }
 
 async fn flush_all(flushing: Flushing) {
-    let inner = flushing.0.clone();
+    let inner = flushing.inner.clone();
     loop {
         let group = {
             let mut queue = inner.queue();
             let group = inner.next_group(&mut queue.waiting);
             if group.is_empty() {
-                // Counted down while the queue is locked: an emit either is seen here or starts a task of its own.
-                queue.flushing -= 1;
-                drop(queue);
-                std::mem::forget(flushing);
-                return;
+                return flushing.end(&mut queue);
             }
             group
         };
@@ -146,7 +155,7 @@ impl Inner {
         if queue.flushing < self.flushers && !queue.waiting.is_empty() {
             queue.flushing += 1;
             // A task of its own and not the caller's future, which may be dropped while others depend on the group.
-            tokio::spawn(flush_all(Flushing(self.clone())));
+            tokio::spawn(flush_all(Flushing { inner: self.clone(), counted: true }));
         }
     }
 
