@@ -8,13 +8,15 @@
 //! - [`lane`]: what a claim takes from a lane, and whose keys it parks
 //! - [`settle`]: what outcomes make of slices
 //! - [`expire`]: what becomes of a lease that nobody settled
-//! - [`mend`]: release, replay, drop, cancel and resend
+//! - [`release`]: what goes back when somebody gives back a part of what it has
+//! - [`mend`]: replay, drop, cancel and resend
 
 pub mod claim;
 pub mod emit;
 pub mod expire;
 pub mod lane;
 pub mod mend;
+pub mod release;
 pub mod settle;
 
 use crate::model::id::{ChunkId, EventId, LaneId, SliceId};

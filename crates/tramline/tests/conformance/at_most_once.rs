@@ -26,10 +26,6 @@ conformance![
     parallel_workers_consume_every_event_once,
 ];
 
-fn ordered_once() -> Policy {
-    Policy { guarantee: Guarantee::AtMostOnce, ..ordered() }
-}
-
 async fn a_consumed_event_never_runs_again_by_itself(bed: Bed) {
     for (name, policy) in [("unordered", at_most_once()), ("ordered", ordered_once())] {
         let queue = bed.queue_named(name, &[TOPIC], policy).await;

@@ -285,15 +285,11 @@ impl World {
             mine.extend(sub.leases[lease].events.iter().map(|id| (*id, lease)));
         }
         mine.sort_unstable();
-        let in_hand: BTreeSet<EventId> = mine.iter().map(|(id, _)| *id).collect();
         let mut stopped: BTreeSet<Key> = BTreeSet::new();
         let mut by_lease: BTreeMap<usize, Vec<(EventId, Outcome)>> = BTreeMap::new();
         for ((id, lease), verdict) in mine.into_iter().zip(verdicts.iter().cycle()) {
             let key = sub.ordered_key(id);
-            // A worker that gave an earlier event of the key back does not run this one.
-            if key.is_some_and(|key| stopped.contains(key))
-                || sub.pending_before(id).any(|before| !in_hand.contains(&before))
-            {
+            if key.is_some_and(|key| stopped.contains(key)) {
                 continue;
             }
             let goes_on = match verdict {
