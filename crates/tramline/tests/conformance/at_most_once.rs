@@ -16,6 +16,7 @@ conformance![
     a_lane_is_free_once_all_that_was_consumed_is_adopted,
     an_interrupted_event_that_never_started_can_be_adopted,
     several_interrupted_events_of_a_key_are_held_in_order,
+    what_follows_an_event_that_was_given_back_is_not_interrupted,
     only_what_was_consumed_can_be_adopted,
     an_interrupted_event_can_be_replayed,
     a_settled_event_can_be_resent,
@@ -172,6 +173,21 @@ async fn several_interrupted_events_of_a_key_are_held_in_order(bed: Bed) {
     queue.release_parked(&[]).await;
     assert_eq!(queue.drain().await, [emitted[0], emitted[2]]);
     assert_eq!(queue.dead_ids().await, emitted[1..2]);
+}
+
+/// The key is parked behind its first event because the last one is delayed. Once the first one was given back, the second
+/// could only be called dead when its worker ended, although neither had begun.
+async fn what_follows_an_event_that_was_given_back_is_not_interrupted(bed: Bed) {
+    let queue = bed.lane(Policy { on_exhausted: OnExhausted::Hold, ..ordered_once() }).await;
+    let mut emitted = bed.emit_keys(&["a", "a"]).await;
+    emitted.push(bed.emit(keyed("a").delay(seconds(20))).await);
+    let mut claimed = queue.claim_by(ANNA, 10).await;
+    assert_eq!(sorted_ids(&claimed), emitted[..2]);
+    claimed.slices.retain(|slice| slice.events[0].event.id == emitted[0]);
+    queue.release(&claimed).await;
+    bed.pass(LEASE);
+    assert_eq!(queue.drain().await, emitted);
+    assert_eq!(queue.counts().await, Counts::default());
 }
 
 async fn only_what_was_consumed_can_be_adopted(bed: Bed) {

@@ -377,8 +377,7 @@ impl World {
     /// A graceful stop. Of a lease that has ended it is not known whether it can be given back, so those are kept.
     async fn release(&mut self, at: usize, owner: Incarnation, part: u8) {
         let sub = &mut self.subs[at];
-        // At most once, a worker gives back all or nothing: what it keeps counts as begun if it ends, before what it gave back.
-        let all = part.is_multiple_of(2) || sub.is_once();
+        let all = part.is_multiple_of(2);
         let chosen = |place: usize| all || part >> (place % 8) & 1 == 1;
         let live = sub.leases_of(owner).into_iter().filter(|lease| sub.is_live(*lease, self.now));
         let mine: Vec<usize> =
