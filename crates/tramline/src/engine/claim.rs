@@ -296,7 +296,7 @@ async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) ->
         lose_earlier(run, &hands);
     }
     hands.iter().for_each(|hand| run.ledger.add(hand.clone()));
-    run.set_aside(run.dispatch.add(&hands));
+    run.dispatch.add(&hands);
     got
 }
 

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result<Settled> {
     let catalog = session.catalog.clone();
     let policy = &catalog.require_subscription(settle.subscription)?.policy;
-    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], wake: false };
+    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
     let (ordered, unordered): (Vec<usize>, Vec<usize>) =
         (0..settle.results.len()).partition(|at| settle.results[*at].lease.is_ordered());
     if !unordered.is_empty() {
@@ -184,10 +184,11 @@ async fn settle_lanes(
         let Some(view) = views.get_mut(lane) else { continue };
         let wanted: Vec<&SettleSlice> = results.iter().map(|at| &settle.results[*at]).collect();
         let leased = all.remove(lane).unwrap_or_default();
-        let accepted = settle_lane(view, leased, &wanted, policy, session.now, &mut changes)?;
-        for (at, accepted) in results.iter().zip(accepted) {
+        let settled = settle_lane(view, leased, &wanted, policy, session.now, &mut changes)?;
+        for (at, accepted) in results.iter().zip(settled.accepted) {
             answer.accepted[*at] = accepted;
         }
+        answer.waiting.extend(settled.waiting);
     }
     answer.wake |= changes.wake;
     apply(session, id, &changes).await?;

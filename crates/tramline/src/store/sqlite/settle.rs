@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> {
     let policy = session.catalog.require_subscription(settle.subscription)?.policy.clone();
-    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], wake: false };
+    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
     let mut lanes: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
     for (at, result) in settle.results.iter().enumerate() {
         if result.lease.is_ordered() {
@@ -110,10 +110,11 @@ fn settle_in_lane(
     let wanted: Vec<&SettleSlice> = held.iter().map(|at| &settle.results[*at]).collect();
     let leased = lane_slices(session, settle.subscription, id, &wanted, plain, &mut view)?;
     let mut changes = Changes::default();
-    let accepted = settle_lane(&mut view, leased, &wanted, policy, session.now, &mut changes)?;
-    for (at, accepted) in held.into_iter().zip(accepted) {
+    let settled = settle_lane(&mut view, leased, &wanted, policy, session.now, &mut changes)?;
+    for (at, accepted) in held.into_iter().zip(settled.accepted) {
         answer.accepted[at] = accepted;
     }
+    answer.waiting.extend(settled.waiting);
     answer.wake |= changes.wake;
     apply(session.conn, settle.subscription, &changes)?;
     write_lane(session.conn, &view.lane)
