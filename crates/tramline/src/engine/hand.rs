@@ -140,10 +140,10 @@ impl Hand {
         self.doubted.load(Ordering::Acquire)
     }
 
-    /// The lease lasts longer.
+    /// The lease lasts longer. Answers may come in another order than they were given.
     pub(crate) fn extend(&self, until: Time, deadline: Duration) {
-        self.until.store(until.0, Ordering::Relaxed);
-        self.deadline.store(deadline.as_millis() as u64, Ordering::Release);
+        self.until.fetch_max(until.0, Ordering::Relaxed);
+        self.deadline.fetch_max(deadline.as_millis() as u64, Ordering::AcqRel);
     }
 
     /// The end of the lease by the store's clock.
