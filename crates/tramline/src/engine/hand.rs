@@ -185,6 +185,12 @@ impl Outcomes {
         self.done == 0 && self.other.is_empty()
     }
 
+    /// Gives them back to the hand that they are of.
+    pub(crate) fn put_back(self) {
+        self.hand.done.fetch_or(self.done, Ordering::AcqRel);
+        self.hand.other().extend(self.other);
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.done.count_ones() as usize + self.other.len()
     }

@@ -26,7 +26,7 @@ use tokio::sync::RwLock;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// How long the last words to the store may take once the grace is over.
+/// How long the last words to the store may take, even if the grace is over.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How long a handler may still run after it was told to stop.
@@ -245,11 +245,13 @@ pub(crate) async fn drive(run: Arc<Run>, until: Until) -> Result<u64> {
     };
     let mut claimer = Claimer::new(run.clone(), stop, matches!(until, Until::Idle));
     let claimed = claimer.claim_all().await;
+    let end_of_grace = run.tram.clock().reading() + grace;
     let kept = give_back_unstarted(&run).await;
     finish_running(&run, &mut runners, grace).await;
     helpers_stop.cancel();
-    let helpers_done = async { while helpers.join_next().await.is_some() {} };
-    if run.tram.clock().timeout(LAST_WORDS, helpers_done).await.is_none() {
+    // A settlement that is under way may be slow; what it takes is not done again elsewhere.
+    let left = end_of_grace.saturating_sub(run.tram.clock().reading()).max(LAST_WORDS);
+    if !all_done(&run, &mut helpers, left).await {
         helpers.shutdown().await;
     }
     give_back_rest(&run, kept).await;
@@ -306,8 +308,8 @@ async fn finish_running(run: &Run, runners: &mut JoinSet<()>, grace: Duration) {
 }
 
 /// False if it takes longer than that.
-async fn all_done(run: &Run, runners: &mut JoinSet<()>, within: Duration) -> bool {
-    let done = async { while runners.join_next().await.is_some() {} };
+async fn all_done(run: &Run, tasks: &mut JoinSet<()>, within: Duration) -> bool {
+    let done = async { while tasks.join_next().await.is_some() {} };
     run.tram.clock().timeout(within, done).await.is_some()
 }
 

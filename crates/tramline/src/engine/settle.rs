@@ -48,9 +48,11 @@ async fn linger(stop: &CancellationToken) {
     }
 }
 
-/// Settles what is finished, and with `partial` everything that has an outcome, until nothing is left of it.
+/// Settles what is finished, and with `partial` everything that has an outcome, until nothing is left of it. Cancel-safe: what the
+/// store has not answered for can be settled again.
 pub(crate) async fn flush(run: &Run, partial: bool, outage: &mut Outage) {
-    let batch = collect(run, partial);
+    let mut unanswered = Unanswered(collect(run, partial));
+    let batch = &unanswered.0;
     if batch.is_empty() {
         return;
     }
@@ -59,7 +61,8 @@ pub(crate) async fn flush(run: &Run, partial: bool, outage: &mut Outage) {
     let _no_claims = if failed { Some(run.order.write().await) } else { None };
     run.store_begin();
     let mut answer = Answer::default();
-    settle(run, &batch, &mut answer, outage).await;
+    settle(run, batch, &mut answer, outage).await;
+    let batch = std::mem::take(&mut unanswered.0);
     if failed {
         let in_doubt = confirm(run, &batch, &answer);
         give_back(run, in_doubt, outage).await;
@@ -73,6 +76,15 @@ pub(crate) async fn flush(run: &Run, partial: bool, outage: &mut Outage) {
     }
     run.store_end();
     run.ledger.settled.send_replace(());
+}
+
+/// Outcomes on their way to the store. If nobody waits for its answer any more, their hands have them again.
+struct Unanswered(Vec<Outcomes>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(Outcomes::put_back);
+    }
 }
 
 /// What the store said of failures.
