@@ -20,7 +20,15 @@ fn cut(slice: &Slice, mask: Mask, changes: &mut Changes) {
 pub fn replay(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     cut(slice, mask, changes);
     changes.wake = true;
-    let fresh = Slice { due_at: now, attempts: 0, crashes: 0, alone: 0, error: None, ..slice.part(mask) };
+    let fresh = Slice {
+        due_at: now,
+        attempts: 0,
+        crashes: 0,
+        alone: 0,
+        error: None,
+        owner: Default::default(),
+        ..slice.part(mask)
+    };
     changes.insert.push(match slice.state {
         State::Held => Slice { state: State::Waiting, ..fresh },
         _ => Slice { state: State::Ready, replayed: true, ..fresh },

@@ -15,6 +15,7 @@ conformance![
     an_old_lease_is_refused_after_an_adoption,
     a_lane_is_free_once_all_that_was_consumed_is_adopted,
     an_interrupted_event_that_never_started_can_be_adopted,
+    what_somebody_else_has_begun_is_not_adopted,
     several_interrupted_events_of_a_key_are_held_in_order,
     what_follows_an_event_that_was_given_back_is_not_interrupted,
     only_what_was_consumed_can_be_adopted,
@@ -160,6 +161,21 @@ async fn an_interrupted_event_that_never_started_can_be_adopted(bed: Bed) {
     assert_eq!(adopt(&queue, &old, &emitted[..1]).await, emitted[..1]);
     let again = queue.claim_by(ANNA, 1).await;
     assert_eq!((ids(&again), again.slices[0].replayed), (emitted[..1].to_vec(), true));
+}
+
+/// It was given back, and its next worker ended with it. The journal of the first one knows nothing of that.
+async fn what_somebody_else_has_begun_is_not_adopted(bed: Bed) {
+    for (name, policy) in [("unordered", at_most_once()), ("ordered", ordered_once())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let id = bed.emit(keyed("a")).await;
+        let old = queue.claim_by(ANNA, 1).await;
+        queue.release(&old).await;
+        assert_eq!(ids(&queue.claim_by(BERT, 1).await), [id], "{name}");
+        bed.pass(LEASE);
+        assert!(ids(&queue.claim_by(BERT, 1).await).is_empty(), "{name}");
+        assert_eq!(queue.dead_ids().await, [id], "{name}");
+        assert!(adopt(&queue, &old, &[id]).await.is_empty(), "{name}");
+    }
 }
 
 /// All were consumed, so none may run by itself; the first one holds the key, and the rest are gaps behind it.

@@ -191,7 +191,7 @@ pub(super) fn adopt(session: &Session<'_>, adopt: &Adopt) -> Result<Vec<EventId>
             let Some(slice) = find(&slices, *event) else { continue };
             let mine = slice.state == State::Consumed && slice.lease() == *lease;
             // A sweep may have been faster and called it interrupted; the journal knows that it never started.
-            let interrupted = slice.state == State::Dead && slice.is_interrupted();
+            let interrupted = slice.was_interrupted_under(lease);
             if !mine && !interrupted {
                 continue;
             }
