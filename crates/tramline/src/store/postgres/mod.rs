@@ -198,6 +198,7 @@ impl PostgresStore {
     }
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>> {
+        self.spares.shed();
         Ok(self.own.begin().await?)
     }
 
