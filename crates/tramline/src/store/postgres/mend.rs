@@ -118,11 +118,13 @@ pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result
         .map(|slice| slice.subscription)
         .collect::<BTreeSet<_>>()
     {
+        // Of a subscription that was deleted there may still be rows.
+        let Ok(subscription) = catalog.require_subscription(id) else { continue };
         let mut bench = Bench::lay(session, id, &[chunk], &free).await?;
         let Some(slice) = find(&bench.slices, cancel.id).cloned() else { continue };
         remove(&slice, mask, bench.views.get_mut(&slice.lane), &mut bench.changes);
         bench.done(session).await?;
-        cancelled.push(catalog.require_subscription(id)?.name.clone());
+        cancelled.push(subscription.name.clone());
     }
     Ok(cancelled)
 }

@@ -92,8 +92,10 @@ pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<s
         if matches!(slice.state, State::Leased | State::Consumed | State::Dead) {
             continue;
         }
+        // Of a subscription that was deleted there may still be rows.
+        let Ok(subscription) = session.catalog.require_subscription(slice.subscription) else { continue };
         change(session, slice, |view, changes| remove(slice, mask, view, changes))?;
-        cancelled.push(session.catalog.require_subscription(slice.subscription)?.name.clone());
+        cancelled.push(subscription.name.clone());
     }
     Ok(cancelled)
 }
