@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use support::{Bench, start, until};
+use support::{Bench, all_wait, start, until};
 use tokio::sync::{Notify, mpsc};
 use tramline::{Context, Counts, Event, Kind, Policy, Retry, Start, Tramline};
 
@@ -361,7 +361,7 @@ async fn a_failure_under_a_lost_lease_does_not_stop_what_comes_under_the_next_on
     claiming.begun().await;
     // The settler has the failure, and waits for the claim.
     fail.notify_one();
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    all_wait().await;
     let other = bench.process();
     let (other_shutdown, other_running) = start(worker(&other));
     assert_eq!(told.recv().await.unwrap(), "fails");
