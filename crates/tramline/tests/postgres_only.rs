@@ -12,6 +12,7 @@ use tramline::model::id::{EventId, Incarnation, LaneId, SubscriptionId, TopicId}
 use tramline::model::lane::{self, Known, Share};
 use tramline::model::lease::Lease;
 use tramline::model::outcome::Outcome;
+use tramline::model::rule::RuleKind;
 use tramline::model::subscription::{Ordering, Policy, Start, Subscription};
 use tramline::store::Store;
 use tramline::store::postgres::PostgresStore;
@@ -583,5 +584,30 @@ async fn a_new_subscription_misses_nothing_that_an_open_transaction_emits() {
     let mut seen = ids(&store.claim(late.id, 9).await);
     seen.sort();
     assert_eq!(seen, [open, during]);
+    store.close().await;
+}
+
+/// While there is a rule a claim has to look at it, step by step.
+#[tokio::test]
+async fn a_rule_that_has_ended_is_swept_away() {
+    let store = Private::open().await;
+    let subscription = store.subscribe("queue", Ordering::None).await.id;
+    let (now, minute) = (store.now().await.unwrap(), Duration::from_secs(60));
+    let set = |kind, until| SetRule {
+        subscription,
+        kind,
+        until: Some(until),
+        by: "olga".into(),
+        reason: "because".into(),
+        now: Some(now),
+    };
+    store.set_rule(set(RuleKind::Pause, RuleEnd::At(now.after(minute)))).await.unwrap();
+    store.set_rule(set(RuleKind::Block, RuleEnd::Open)).await.unwrap();
+    let rules = async || store.rows("SELECT kind FROM $s.tramline_rule").await.len();
+    let sweep = |now| Sweep { dead_after: None, limit: 1, now: Some(now) };
+    store.sweep(sweep(now)).await.unwrap();
+    assert_eq!(rules().await, 2);
+    store.sweep(sweep(now.after(minute))).await.unwrap();
+    assert_eq!(rules().await, 1);
     store.close().await;
 }

@@ -741,37 +741,3 @@ async fn what_a_dead_worker_held_is_free_before_its_leases_end() {
     shutdown.start();
     running.await.unwrap().unwrap();
 }
-
-#[tokio::test]
-async fn a_handler_may_settle_in_its_own_transaction() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("app.db");
-    let tram = Tramline::open(&format!("sqlite://{}", file.display())).await.unwrap();
-    let store = tram.sqlite().unwrap().clone();
-    let mine = rusqlite::Connection::open(&file).unwrap();
-    mine.busy_timeout(5 * SECOND).unwrap();
-    mine.execute("CREATE TABLE account (id INTEGER PRIMARY KEY, total INTEGER NOT NULL)", []).unwrap();
-    let mine = Arc::new(Mutex::new(mine));
-    let books = mine.clone();
-    let worker =
-        tram.worker("w").topics(["t"]).concurrency(1).settles_in_transaction().on_any(move |cx: Context| {
-            let (store, books) = (store.clone(), books.clone());
-            async move {
-                let mut books = books.lock().unwrap();
-                let tx = books.transaction().map_err(|error| error.to_string())?;
-                tx.execute("INSERT INTO account VALUES (?1, 1)", [cx.event().id.0])
-                    .map_err(|error| error.to_string())?;
-                let settled =
-                    store.settle_in(&tx, &cx.settlement(Outcome::Done)).map_err(|error| error.to_string())?;
-                assert_eq!(settled.accepted, [[true]]);
-                tx.commit().map_err(|error| error.to_string())
-            }
-        });
-    worker.subscribe().await.unwrap();
-    tram.emit((0..5).map(|_| event("x")).collect::<Vec<_>>()).await.unwrap();
-    assert_eq!(worker.drain().await.unwrap(), 5);
-    let rows: i64 =
-        mine.lock().unwrap().query_row("SELECT sum(total) FROM account", [], |row| row.get(0)).unwrap();
-    assert_eq!((rows, counts(&tram).await), (5, Counts::default()));
-    tram.close().await;
-}

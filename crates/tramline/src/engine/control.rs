@@ -38,7 +38,7 @@ impl Tramline {
         self.store().topics().await
     }
 
-    /// Deletes a topic with its events.
+    /// Deletes a topic with its events. It is gone at once; sweeps remove what it took up, in steps.
     ///
     /// # Errors
     /// `Conflict` while a subscription consumes it.
@@ -102,7 +102,7 @@ impl Tramline {
         })
     }
 
-    /// Deletes a subscription with all that it still had to do.
+    /// Deletes a subscription with all that it still had to do. It is gone at once; sweeps remove what it took up, in steps.
     ///
     /// # Errors
     /// `NotFound`.

@@ -150,7 +150,8 @@ impl Tramline {
         Housekeeping { _membership: self.inner.presence.care() }
     }
 
-    /// One sweep now: retention, expired entries, dead workers (if this process has shown signs of life for long enough), back-fills.
+    /// One sweep now: retention, expired entries, what was deleted, dead workers (if this process has shown signs of life for long
+    /// enough), back-fills.
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer.

@@ -138,6 +138,14 @@ impl Catalog {
     }
 }
 
+/// What has to be removed before a topic may be joined again or deleted.
+pub(crate) fn still_left(topic: &str) -> Error {
+    Error::unavailable(
+        format!("what subscriptions had of topic {topic:?} when they left it is still being removed"),
+        "try again in a moment",
+    )
+}
+
 impl Topic {
     /// Checks that a topic with this many lanes may replace this one.
     pub(crate) fn check_change(&self, lanes: Option<u32>) -> Result<()> {

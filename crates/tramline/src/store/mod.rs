@@ -6,6 +6,7 @@
 pub(crate) mod backfill;
 pub mod catalog;
 pub(crate) mod claimed;
+pub(crate) mod deleted;
 pub(crate) mod idempotency;
 pub mod postgres;
 pub mod sqlite;
@@ -91,13 +92,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn put_topic(&self, put: PutTopic) -> Result<Topic>;
     /// All topics, by name.
     async fn topics(&self) -> Result<Vec<Topic>>;
-    /// Deletes a topic with its events. `Conflict` while a subscription consumes it.
+    /// Deletes a topic with its events. `Conflict` while a subscription consumes it. It is gone at once; what it took up is free
+    /// after some sweeps.
     async fn delete_topic(&self, name: &str) -> Result<()>;
     /// Creates a subscription or changes what may change of it. From its return on, no emit misses it.
     async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription>;
     /// All subscriptions, by name.
     async fn subscriptions(&self) -> Result<Vec<Subscription>>;
-    /// Deletes a subscription with all that it still had to do.
+    /// Deletes a subscription with all that it still had to do. It is gone at once; what it took up is free after some sweeps.
     async fn delete_subscription(&self, name: &str) -> Result<()>;
     /// Writes a bounded part of the retained events into a new subscription. True while there is more.
     async fn backfill(&self, subscription: SubscriptionId) -> Result<bool>;
@@ -114,7 +116,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn settle(&self, settle: Settle) -> Result<Settled>;
     /// Makes leases last longer.
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>>;
-    /// Gives events back at once, uncounted. Lost leases are passed over.
+    /// Gives events back at once, uncounted, and where there is order the later ones of their keys too. Lost leases are passed
+    /// over.
     async fn release(&self, release: Release) -> Result<()>;
     /// Makes ready again what an earlier incarnation consumed but never started. Gives the ids it got.
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>>;
@@ -154,7 +157,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>>;
     /// Workers known to the store, in birth order.
     async fn workers(&self) -> Result<Vec<Worker>>;
-    /// Housekeeping: retention, expired entries, dead workers.
+    /// Housekeeping: retention, expired entries, dead workers, what was deleted.
     async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
     /// The store's time.
     async fn now(&self) -> Result<Time>;

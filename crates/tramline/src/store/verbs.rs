@@ -167,6 +167,8 @@ pub struct SettleSlice {
 pub struct Settled {
     /// For every event, in the order given: true if its outcome was taken, false if the lease on it was lost.
     pub accepted: Vec<Vec<bool>>,
+    /// Ordered: the failed events for which their keys wait now. What follows them was taken back, whatever its lease.
+    pub waiting: Vec<EventId>,
     /// True when events became due that were not before.
     pub wake: bool,
 }

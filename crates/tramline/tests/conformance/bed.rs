@@ -407,6 +407,10 @@ pub(crate) fn at_most_once() -> Policy {
     Policy { guarantee: Guarantee::AtMostOnce, ..Policy::default() }
 }
 
+pub(crate) fn ordered_once() -> Policy {
+    Policy { guarantee: Guarantee::AtMostOnce, ..ordered() }
+}
+
 pub(crate) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }

@@ -15,6 +15,7 @@ conformance![
     putting_the_same_subscription_again_changes_nothing,
     subscriptions_are_listed_by_name,
     the_policy_of_a_subscription_can_change,
+    a_changed_policy_is_that_of_every_node_at_once,
     ordering_and_guarantee_never_change,
     an_impossible_subscription_is_refused,
     a_deleted_subscription_is_gone_with_its_work,
@@ -142,6 +143,20 @@ async fn the_policy_of_a_subscription_can_change(bed: Bed) {
     assert_eq!(claimed.slices[0].until, bed.time().after(seconds(99)));
     queue.settle(&claimed, Outcome::retry("no")).await;
     assert_eq!(queue.counts().await.dead, 1);
+}
+
+/// What was claimed under the old policy is judged by the new one.
+async fn a_changed_policy_is_that_of_every_node_at_once(bed: Bed) {
+    let other = bed.twin().await;
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy.clone()).await;
+        let id = bed.emit(keyed("a")).await;
+        let claimed = queue.claim(1).await;
+        let stricter = Policy { retry: Retry::never(), ..policy };
+        other.subscribe(name, &[TOPIC], stricter, Start::Now).await.unwrap();
+        assert!(queue.settle(&claimed, Outcome::retry("no")).await, "{name}");
+        assert_eq!(queue.dead_ids().await, [id], "{name}");
+    }
 }
 
 async fn ordering_and_guarantee_never_change(bed: Bed) {

@@ -285,15 +285,11 @@ impl World {
             mine.extend(sub.leases[lease].events.iter().map(|id| (*id, lease)));
         }
         mine.sort_unstable();
-        let in_hand: BTreeSet<EventId> = mine.iter().map(|(id, _)| *id).collect();
         let mut stopped: BTreeSet<Key> = BTreeSet::new();
         let mut by_lease: BTreeMap<usize, Vec<(EventId, Outcome)>> = BTreeMap::new();
         for ((id, lease), verdict) in mine.into_iter().zip(verdicts.iter().cycle()) {
             let key = sub.ordered_key(id);
-            // A worker that gave an earlier event of the key back does not run this one.
-            if key.is_some_and(|key| stopped.contains(key))
-                || sub.pending_before(id).any(|before| !in_hand.contains(&before))
-            {
+            if key.is_some_and(|key| stopped.contains(key)) {
                 continue;
             }
             let goes_on = match verdict {
@@ -381,8 +377,7 @@ impl World {
     /// A graceful stop. Of a lease that has ended it is not known whether it can be given back, so those are kept.
     async fn release(&mut self, at: usize, owner: Incarnation, part: u8) {
         let sub = &mut self.subs[at];
-        // At most once, a worker gives back all or nothing: what it keeps counts as begun if it ends, before what it gave back.
-        let all = part.is_multiple_of(2) || sub.is_once();
+        let all = part.is_multiple_of(2);
         let chosen = |place: usize| all || part >> (place % 8) & 1 == 1;
         let live = sub.leases_of(owner).into_iter().filter(|lease| sub.is_live(*lease, self.now));
         let mine: Vec<usize> =

@@ -35,6 +35,14 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnM
     assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "never came true: {what}");
 }
 
+/// Lets all others run until each of them waits for something: a chain of wake-ups is never that long. Exact where a test has one
+/// thread, and nothing in the chain waits for time or for the store.
+pub async fn all_wait() {
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Runs a worker in the background.
 pub fn start(worker: tramline::Worker) -> (Shutdown, JoinHandle<Result<()>>) {
     let shutdown = Shutdown::new();

@@ -1,5 +1,6 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
+use super::erase;
 use super::session::{Session, Texts};
 use crate::error::{Error, Result};
 use crate::model::id::{LaneId, SubscriptionId, TopicId};
@@ -8,7 +9,8 @@ use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
 use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
 use crate::model::time::{Time, millis};
-use crate::store::catalog::{Catalog, check_lanes};
+use crate::store::catalog::{Catalog, check_lanes, still_left};
+use crate::store::deleted::{Deleted, lanes_of};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
@@ -143,17 +145,14 @@ pub(super) async fn put_topic(session: &mut Session<'_>, put: &PutTopic) -> Resu
 /// The caller has locked the topic.
 pub(super) async fn delete_topic(session: &mut Session<'_>, name: &str) -> Result<()> {
     let catalog = session.catalog.clone();
-    let topic = catalog.require_topic(name)?.id.0;
+    let topic = catalog.require_topic(name)?.id;
     catalog.check_unused(name)?;
-    for sql in [
-        "DELETE FROM tramline_chunk WHERE topic = $1",
-        "DELETE FROM tramline_head WHERE topic = $1",
-        "DELETE FROM tramline_idempotency WHERE topic = $1",
-        "DELETE FROM tramline_topic WHERE id = $1",
-    ] {
-        let query = session.query(sql).bind(topic);
-        session.run(query).await?;
+    if erase::is_left(session, topic).await? {
+        return Err(still_left(name));
     }
+    erase::mark(session, Deleted::Topic(topic)).await?;
+    let query = session.query("DELETE FROM tramline_topic WHERE id = $1").bind(topic.0);
+    session.run(query).await?;
     changed(session).await
 }
 
@@ -226,6 +225,9 @@ async fn join_topic(
     topic: &Topic,
     put: &PutSubscription,
 ) -> Result<()> {
+    if erase::is_marked(session, Deleted::Left(id, topic.id)).await? {
+        return Err(still_left(&topic.name));
+    }
     let sql = "INSERT INTO tramline_subscription_topic (subscription, topic, backfill_next, backfill_until) \
                SELECT $1, $2, coalesce((SELECT c.chunk FROM tramline_chunk c WHERE c.topic = $2 \
                AND c.emitted_at >= $3 ORDER BY c.topic, c.chunk LIMIT 1), n.last + 1), n.last \
@@ -246,37 +248,25 @@ async fn join_topic(
     Ok(())
 }
 
-/// All that a subscription still had to do of a topic goes.
+/// All that a subscription still had to do of a topic is to go.
 async fn leave_topic(session: &mut Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<()> {
-    for sql in [
-        "DELETE FROM tramline_lane WHERE subscription = $1 AND lane >= $2 AND lane < $3",
-        "DELETE FROM tramline_parked WHERE subscription = $1 AND lane >= $2 AND lane < $3",
-        "DELETE FROM tramline_gap WHERE subscription = $1 AND lane >= $2 AND lane < $3",
-    ] {
-        let next = LaneId::of(TopicId(topic.0 + 1), 0).0;
-        let query = session.query(sql).bind(id.0).bind(LaneId::of(topic, 0).0).bind(next);
-        session.run(query).await?;
-    }
-    for sql in [
-        "DELETE FROM tramline_slice s USING tramline_chunk c \
-         WHERE s.subscription = $1 AND c.chunk = s.chunk AND c.topic = $2",
-        "DELETE FROM tramline_subscription_topic WHERE subscription = $1 AND topic = $2",
-    ] {
-        let query = session.query(sql).bind(id.0).bind(topic.0);
-        session.run(query).await?;
-    }
-    Ok(())
+    erase::mark(session, Deleted::Left(id, topic)).await?;
+    let [first, end] = lanes_of(topic);
+    let sql = "DELETE FROM tramline_lane WHERE subscription = $1 AND lane >= $2 AND lane < $3";
+    let query = session.query(sql).bind(id.0).bind(first).bind(end);
+    session.run(query).await?;
+    let sql = "DELETE FROM tramline_subscription_topic WHERE subscription = $1 AND topic = $2";
+    let query = session.query(sql).bind(id.0).bind(topic.0);
+    session.run(query).await.map(|_| ())
 }
 
 /// The caller has locked the topics.
 pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     lock_subscription(session, id).await?;
+    erase::mark(session, Deleted::Subscription(id)).await?;
     for sql in [
-        "DELETE FROM tramline_slice WHERE subscription = $1",
         "DELETE FROM tramline_lane WHERE subscription = $1",
-        "DELETE FROM tramline_parked WHERE subscription = $1",
-        "DELETE FROM tramline_gap WHERE subscription = $1",
         "DELETE FROM tramline_rule WHERE subscription = $1",
         "DELETE FROM tramline_audit WHERE subscription = $1",
         "DELETE FROM tramline_subscription_topic WHERE subscription = $1",

@@ -48,7 +48,10 @@ pub(super) async fn event(session: &mut Session<'_>, id: EventId) -> Result<Opti
     let Some(row) = chunks(session, [id.chunk()].into_iter()).await?.remove(&id.chunk()) else {
         return Ok(None);
     };
-    let topic = session.catalog.topic_name(row.topic);
+    // Of a topic that was deleted there may still be rows.
+    let Some(topic) = session.catalog.topic_by_id(row.topic).map(|topic| topic.name.clone()) else {
+        return Ok(None);
+    };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
     let all = slices_of(session, &[id.chunk().0]).await?;
     let lanes = lanes_of(session, &all).await?;

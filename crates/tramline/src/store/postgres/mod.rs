@@ -3,7 +3,7 @@
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
 //!   an event
-//! - `mend`, `look`, `sweep`, `catalog`: everything else
+//! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Nothing is kept in a database session: every step is one transaction, all settings are local to it, and advisory
@@ -12,6 +12,7 @@
 mod catalog;
 mod claim;
 mod emit;
+mod erase;
 mod idempotency;
 mod lanes;
 mod look;
@@ -39,6 +40,7 @@ use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
+use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::verbs::*;
 use async_trait::async_trait;
 use claim::Due;
@@ -198,6 +200,7 @@ impl PostgresStore {
     }
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>> {
+        self.spares.shed();
         Ok(self.own.begin().await?)
     }
 
@@ -230,6 +233,24 @@ impl PostgresStore {
         self.catalog(&mut conn).await.map(|_| ())
     }
 
+    /// Removes left-overs that are in the way of a change, step by step.
+    async fn clear(&self, way: InTheWay) -> Result<()> {
+        loop {
+            let more = step!(self, Tries::patient(), |tx| self.patient(tx, reading(None)), |session| {
+                erase::clear(session, &way, STEP_ROWS)
+            })?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A session that does not wait long for a lock.
+    async fn patient<'c>(&'c self, tx: &'c mut PgConnection, begin: Begin) -> Result<Session<'c>> {
+        sqlx::raw_sql(PATIENCE).execute(&mut *tx).await?;
+        self.session(tx, begin).await
+    }
+
     async fn session<'c>(&'c self, tx: &'c mut PgConnection, begin: Begin) -> Result<Session<'c>> {
         Session::new(tx, &self.texts, &self.cache, begin).await
     }
@@ -241,8 +262,7 @@ impl PostgresStore {
         now: Option<Time>,
         topics: impl Fn(&Catalog) -> BTreeSet<TopicId>,
     ) -> Result<Session<'c>> {
-        sqlx::raw_sql(PATIENCE).execute(&mut *tx).await?;
-        let mut session = self.session(tx, reading(now)).await?;
+        let mut session = self.patient(tx, reading(now)).await?;
         let locked = topics(&session.catalog);
         catalog::lock_topics(&mut session, &locked).await?;
         // Read again: what was known before the topics were locked may have changed.
@@ -279,6 +299,7 @@ impl Store for PostgresStore {
     }
 
     async fn delete_topic(&self, name: &str) -> Result<()> {
+        self.clear(InTheWay::LeftOf(name.into())).await?;
         let topics = |catalog: &Catalog| catalog.topic(name).map(|topic| topic.id).into_iter().collect();
         step!(self, Tries::patient(), |tx| self.changing(tx, None, topics), |session| catalog::delete_topic(
             session, name
@@ -287,6 +308,8 @@ impl Store for PostgresStore {
 
     async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
         put.check()?;
+        let left = InTheWay::LeftBy(put.name.as_str().into());
+        self.clear(left.clone()).await?;
         let known = step!(self, Tries::few(), |tx| self.session(tx, reading(put.now)), |session| async {
             Ok(catalog::as_wanted(&session.catalog, &put))
         })?;
@@ -299,9 +322,13 @@ impl Store for PostgresStore {
         let names = || put.topics.iter().map(String::as_str);
         self.create_topics(names()).await?;
         let topics = |catalog: &Catalog| catalog::touched(catalog, &put.name, names());
-        step!(self, Tries::patient(), |tx| self.changing(tx, put.now, topics), |session| {
-            catalog::put_subscription(session, &put)
-        })
+        let subscription =
+            step!(self, Tries::patient(), |tx| self.changing(tx, put.now, topics), |session| {
+                catalog::put_subscription(session, &put)
+            })?;
+        // Without order nothing but this keeps claims from what it has left.
+        self.clear(left).await?;
+        Ok(subscription)
     }
 
     async fn subscriptions(&self) -> Result<Vec<Subscription>> {

@@ -1,5 +1,6 @@
 //! Housekeeping: signs of life, dead workers, back-fill, retention.
 
+use super::erase::erase;
 use super::look::workers;
 use super::rows::{chunk, insert};
 use super::session::Session;
@@ -83,8 +84,10 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<Sw
     }
     wake.extend(backfills(session).await?);
     swept.wake = wake.into_iter().collect();
+    // First what was deleted: it may be all that keeps chunks past their retention.
+    swept.more = erase(session, sweep.limit).await?;
     swept.chunks = retire(session, sweep.limit).await?;
-    swept.more = swept.chunks >= u64::from(sweep.limit);
+    swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit).await?;
     Ok(swept)
 }

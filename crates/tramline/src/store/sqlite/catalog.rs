@@ -1,5 +1,6 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
+use super::erase;
 use super::rows::draw;
 use super::session::Session;
 use crate::error::{Error, Result};
@@ -9,7 +10,8 @@ use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
 use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
 use crate::model::time::{Time, millis};
-use crate::store::catalog::{Catalog, check_lanes};
+use crate::store::catalog::{Catalog, check_lanes, still_left};
+use crate::store::deleted::{Deleted, lanes_of};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -132,9 +134,10 @@ pub(super) fn put_topic(session: &Session<'_>, put: &PutTopic) -> Result<Topic> 
 pub(super) fn delete_topic(session: &Session<'_>, name: &str) -> Result<()> {
     let topic = session.catalog.require_topic(name)?;
     session.catalog.check_unused(name)?;
-    for table in ["tramline_chunk", "tramline_head", "tramline_idempotency"] {
-        session.conn.execute(&format!("DELETE FROM {table} WHERE topic = ?"), [topic.id.0])?;
+    if erase::is_left(session.conn, topic.id)? {
+        return Err(still_left(name));
     }
+    erase::mark(session.conn, Deleted::Topic(topic.id))?;
     session.conn.execute("DELETE FROM tramline_topic WHERE id = ?", [topic.id.0])?;
     changed(session.conn)
 }
@@ -181,6 +184,9 @@ pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> 
 
 fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &PutSubscription) -> Result<()> {
     let conn = session.conn;
+    if erase::is_marked(conn, Deleted::Left(id, topic.id))? {
+        return Err(still_left(&topic.name));
+    }
     let last: i64 =
         conn.query_row("SELECT value FROM tramline_meta WHERE name = 'chunk'", [], |row| row.get(0))?;
     let first = |condition: &str, value: i64| -> Result<Option<i64>> {
@@ -205,16 +211,12 @@ fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &Pu
     Ok(())
 }
 
-/// All that a subscription still had to do of a topic goes.
+/// All that a subscription still had to do of a topic is to go.
 fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<()> {
-    let lanes = (LaneId::of(topic, 0).0, LaneId::of(TopicId(topic.0 + 1), 0).0);
-    for table in ["tramline_lane", "tramline_parked", "tramline_gap"] {
-        let sql = format!("DELETE FROM {table} WHERE subscription = ? AND lane >= ? AND lane < ?");
-        conn.execute(&sql, [id.0, lanes.0, lanes.1])?;
-    }
-    let sql = "DELETE FROM tramline_slice WHERE subscription = ?1 \
-               AND chunk IN (SELECT chunk FROM tramline_chunk WHERE topic = ?2)";
-    conn.execute(sql, [id.0, topic.0])?;
+    erase::mark(conn, Deleted::Left(id, topic))?;
+    let [first, end] = lanes_of(topic);
+    let sql = "DELETE FROM tramline_lane WHERE subscription = ? AND lane >= ? AND lane < ?";
+    conn.execute(sql, [id.0, first, end])?;
     conn.execute(
         "DELETE FROM tramline_subscription_topic WHERE subscription = ? AND topic = ?",
         [id.0, topic.0],
@@ -224,8 +226,8 @@ fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<
 
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
-    let tables = ["slice", "lane", "parked", "gap", "rule", "audit", "subscription_topic"];
-    for table in tables {
+    erase::mark(session.conn, Deleted::Subscription(id))?;
+    for table in ["lane", "rule", "audit", "subscription_topic"] {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
     }
     session.conn.execute("DELETE FROM tramline_subscription WHERE id = ?", [id.0])?;

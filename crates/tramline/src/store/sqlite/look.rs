@@ -44,7 +44,10 @@ pub(super) fn stats(session: &Session<'_>, id: SubscriptionId) -> Result<Stats> 
 
 pub(super) fn event(session: &Session<'_>, id: EventId) -> Result<Option<EventView>> {
     let Some(row) = one_chunk(session.conn, id.chunk())? else { return Ok(None) };
-    let topic = session.catalog.topic_name(row.topic);
+    // Of a topic that was deleted there may still be rows.
+    let Some(topic) = session.catalog.topic_by_id(row.topic).map(|topic| topic.name.clone()) else {
+        return Ok(None);
+    };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
     let all = slices(session.conn, "chunk = ? ORDER BY subscription, id", &[id.chunk().0])?;
     let mut deliveries = Vec::new();

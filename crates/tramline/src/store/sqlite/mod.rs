@@ -2,12 +2,13 @@
 //!
 //! - `writer`, `readers`, `session`: how a step gets a connection, the time and the catalogue
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
-//! - `mend`, `look`, `sweep`, `catalog`, `token`: everything else
+//! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
 mod catalog;
 mod claim;
 mod emit;
+mod erase;
 mod look;
 mod mend;
 mod migrate;
@@ -28,6 +29,7 @@ use crate::model::subscription::{Subscription, Topic};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
+use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::verbs::*;
 use async_trait::async_trait;
 use readers::Readers;
@@ -123,6 +125,17 @@ impl SqliteStore {
         settle::settle(&Session::new(tx, settle.now, &CatalogCache::default())?, settle)
     }
 
+    /// Removes left-overs that are in the way of a change, step by step.
+    async fn clear(&self, way: InTheWay) -> Result<()> {
+        loop {
+            let way = way.clone();
+            let step = move |session: &Session<'_>| erase::clear(session, &way, STEP_ROWS);
+            if !self.write(Durable::No, None, step).await? {
+                return Ok(());
+            }
+        }
+    }
+
     /// One step that writes.
     async fn write<T: Send + 'static>(
         &self,
@@ -205,18 +218,24 @@ impl Store for SqliteStore {
     }
 
     async fn delete_topic(&self, name: &str) -> Result<()> {
+        self.clear(InTheWay::LeftOf(name.into())).await?;
         let name = name.to_owned();
         self.write(Durable::Yes, None, move |session| catalog::delete_topic(session, &name)).await
     }
 
     async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
+        let left = InTheWay::LeftBy(put.name.as_str().into());
+        self.clear(left.clone()).await?;
         let cache = self.cache.clone();
         let put_both = move |conn: &Connection| {
             let session = Session::new(conn, put.now, &cache)?;
             catalog::create_missing(&session, put.topics.iter().map(String::as_str))?;
             catalog::put_subscription(&Session::new(conn, put.now, &cache)?, &put)
         };
-        self.writer.run(Durable::Yes, put_both).await
+        let subscription = self.writer.run(Durable::Yes, put_both).await?;
+        // Without order nothing but this keeps claims from what it has left.
+        self.clear(left).await?;
+        Ok(subscription)
     }
 
     async fn subscriptions(&self) -> Result<Vec<Subscription>> {

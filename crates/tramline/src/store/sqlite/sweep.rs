@@ -1,5 +1,6 @@
 //! Housekeeping: signs of life, dead workers, back-fill, retention.
 
+use super::erase::erase;
 use super::look::workers;
 use super::rows::{insert, one_chunk};
 use super::session::Session;
@@ -71,8 +72,10 @@ pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
     }
     wake.extend(backfills(session.conn)?);
     swept.wake = wake.into_iter().collect();
+    // First what was deleted: it may be all that keeps chunks past their retention.
+    swept.more = erase(session.conn, sweep.limit)?;
     swept.chunks = retire(session, sweep.limit)?;
-    swept.more = swept.chunks >= u64::from(sweep.limit);
+    swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit)?;
     Ok(swept)
 }
