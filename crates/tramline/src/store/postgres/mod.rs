@@ -1,5 +1,6 @@
 //! PostgreSQL: any number of nodes on one database.
 //!
+//! - `store`: the verbs
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
 //!   an event
@@ -25,6 +26,7 @@ mod session;
 mod settle;
 mod spare;
 mod step;
+mod store;
 mod sweep;
 mod token;
 
@@ -32,18 +34,12 @@ pub use options::PostgresOptions;
 
 use crate::error::{Error, Result};
 use crate::model::event::Event;
-use crate::model::id::{EventId, SubscriptionId, TopicId};
-use crate::model::rule::AuditEntry;
-use crate::model::subscription::{Subscription, Topic};
+use crate::model::id::TopicId;
 use crate::model::time::Time;
-use crate::model::token::Token;
-use crate::store::Store;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
-use crate::store::verbs::*;
-use async_trait::async_trait;
-use claim::Due;
+use crate::store::verbs::{Claim, Emission, Settle, Settled};
 use look::Proven;
 use session::{BY_INDEX_FOR_EVER, Begin, CatalogCache, Planner, Session, Texts};
 use spare::{Hot, Spares};
@@ -171,12 +167,12 @@ impl PostgresStore {
     /// Settles in the caller's own transaction: what the handler wrote and the outcome are stored together or not at all.
     ///
     /// # Errors
-    /// As [`Store::settle`]; a lost lease is not an error but an answer.
+    /// As [`crate::Store::settle`]; a lost lease is not an error but an answer.
     pub async fn settle_in(&self, tx: &mut PgConnection, settle: Settle) -> Result<Settled> {
         let cache = CatalogCache::default();
         cache.set(self.cache.get());
         let planner = Planner::save(tx, &self.texts).await?;
-        let begin = Begin { foreign: true, ..writing(settle.now, settle.subscription) };
+        let begin = Begin { foreign: true, ..Begin::writing(settle.now, settle.subscription) };
         let settled = match Session::new(tx, &self.texts, &cache, begin).await {
             Ok(mut session) => settle::settle(&mut session, &settle).await,
             Err(error) => Err(error),
@@ -189,7 +185,7 @@ impl PostgresStore {
         let known = self.cache.get();
         let subscription = known.require_subscription(claim.subscription);
         let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
-        let begin = Begin { may_be_lost, ..writing(claim.now, claim.subscription) };
+        let begin = Begin { may_be_lost, ..Begin::writing(claim.now, claim.subscription) };
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
             Ok((claim::claim(session, claim).await?, session.catalog.clone()))
         })
@@ -224,7 +220,7 @@ impl PostgresStore {
             return Ok(());
         }
         let names: Vec<&str> = names.collect();
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| {
             catalog::create_missing(session, &names)
         })?;
         // Emits look into the cache: it has to know the new topics.
@@ -236,9 +232,10 @@ impl PostgresStore {
     /// Removes left-overs that are in the way of a change, step by step.
     async fn clear(&self, way: InTheWay) -> Result<()> {
         loop {
-            let more = step!(self, Tries::patient(), |tx| self.patient(tx, reading(None)), |session| {
-                erase::clear(session, &way, STEP_ROWS)
-            })?;
+            let more =
+                step!(self, Tries::patient(), |tx| self.patient(tx, Begin::reading(None)), |session| {
+                    erase::clear(session, &way, STEP_ROWS)
+                })?;
             if !more {
                 return Ok(());
             }
@@ -262,7 +259,7 @@ impl PostgresStore {
         now: Option<Time>,
         topics: impl Fn(&Catalog) -> BTreeSet<TopicId>,
     ) -> Result<Session<'c>> {
-        let mut session = self.patient(tx, reading(now)).await?;
+        let mut session = self.patient(tx, Begin::reading(now)).await?;
         let locked = topics(&session.catalog);
         catalog::lock_topics(&mut session, &locked).await?;
         // Read again: what was known before the topics were locked may have changed.
@@ -271,251 +268,5 @@ impl PostgresStore {
             return Err(Error::unavailable("topics and subscriptions changed meanwhile", "try again"));
         }
         Ok(session)
-    }
-}
-
-/// A step that writes slices of a subscription.
-fn writing(now: Option<Time>, subscription: SubscriptionId) -> Begin {
-    Begin { now, subscription: Some(subscription), ..Begin::default() }
-}
-
-fn reading(now: Option<Time>) -> Begin {
-    Begin { now, ..Begin::default() }
-}
-
-#[async_trait]
-impl Store for PostgresStore {
-    async fn put_topic(&self, put: PutTopic) -> Result<Topic> {
-        let topics = |_: &Catalog| BTreeSet::new();
-        step!(self, Tries::patient(), |tx| self.changing(tx, put.now, topics), |session| catalog::put_topic(
-            session, &put
-        ))
-    }
-
-    async fn topics(&self) -> Result<Vec<Topic>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| async {
-            Ok(session.catalog.topics().to_vec())
-        })
-    }
-
-    async fn delete_topic(&self, name: &str) -> Result<()> {
-        self.clear(InTheWay::LeftOf(name.into())).await?;
-        let topics = |catalog: &Catalog| catalog.topic(name).map(|topic| topic.id).into_iter().collect();
-        step!(self, Tries::patient(), |tx| self.changing(tx, None, topics), |session| catalog::delete_topic(
-            session, name
-        ))
-    }
-
-    async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
-        put.check()?;
-        let left = InTheWay::LeftBy(put.name.as_str().into());
-        self.clear(left.clone()).await?;
-        let known = step!(self, Tries::few(), |tx| self.session(tx, reading(put.now)), |session| async {
-            Ok(catalog::as_wanted(&session.catalog, &put))
-        })?;
-        if let Some(subscription) = known {
-            return Ok(subscription);
-        }
-        for name in &put.topics {
-            crate::model::name::check("topic", name)?;
-        }
-        let names = || put.topics.iter().map(String::as_str);
-        self.create_topics(names()).await?;
-        let topics = |catalog: &Catalog| catalog::touched(catalog, &put.name, names());
-        let subscription =
-            step!(self, Tries::patient(), |tx| self.changing(tx, put.now, topics), |session| {
-                catalog::put_subscription(session, &put)
-            })?;
-        // Without order nothing but this keeps claims from what it has left.
-        self.clear(left).await?;
-        Ok(subscription)
-    }
-
-    async fn subscriptions(&self) -> Result<Vec<Subscription>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| async {
-            Ok(session.catalog.subscriptions().to_vec())
-        })
-    }
-
-    async fn delete_subscription(&self, name: &str) -> Result<()> {
-        let topics = |catalog: &Catalog| catalog::touched(catalog, name, std::iter::empty());
-        step!(self, Tries::patient(), |tx| self.changing(tx, None, topics), |session| {
-            catalog::delete_subscription(session, name)
-        })
-    }
-
-    async fn backfill(&self, subscription: SubscriptionId) -> Result<bool> {
-        let begin = writing(None, subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| sweep::backfill(
-            session,
-            subscription
-        ))
-    }
-
-    async fn set_rule(&self, set: SetRule) -> Result<()> {
-        let begin = writing(set.now, set.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| catalog::set_rule(session, &set))
-    }
-
-    async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
-        let begin = reading(None);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
-            catalog::audit(session, subscription, limit)
-        })
-    }
-
-    async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        self.emit_units(emit).await
-    }
-
-    async fn claim(&self, claim: Claim) -> Result<Claimed> {
-        let known = self.cache.get();
-        let due = match known.require_subscription(claim.subscription) {
-            Ok(subscription) => self.claim_due(&claim, &subscription.policy, known.version).await?,
-            Err(_) => Due::Undecided, // it may be new
-        };
-        let (first, rest) = match due {
-            Due::All(raw) => return raw.decode(&known),
-            Due::Undecided => (None, claim),
-            Due::Some(raw) => {
-                let rest = raw.rest_of(&claim);
-                (Some(raw), rest)
-            }
-        };
-        match (first, self.claim_by_steps(&rest).await) {
-            (None, claimed) => claimed.and_then(|(raw, catalog)| raw.decode(&catalog)),
-            (Some(first), Ok((raw, catalog))) => first.and(raw).decode(&catalog),
-            (Some(first), Err(error)) if first.slices.is_empty() => Err(error),
-            // What was taken is taken; the next claim meets the error again.
-            (Some(first), Err(_)) => first.decode(&known),
-        }
-    }
-
-    async fn settle(&self, settle: Settle) -> Result<Settled> {
-        let begin = writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::settle(session, &settle))
-    }
-
-    async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
-        let begin = Begin { may_be_lost: true, ..writing(extend.now, extend.subscription) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::extend(session, &extend))
-    }
-
-    async fn release(&self, release: Release) -> Result<()> {
-        let begin = Begin { may_be_lost: true, ..writing(release.now, release.subscription) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::release(session, &release))
-    }
-
-    async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
-        let begin = writing(adopt.now, adopt.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::adopt(session, &adopt))
-    }
-
-    async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(now)), |session| look::stats(
-            session,
-            subscription
-        ))
-    }
-
-    async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(find.now)), |session| look::event(
-            session, find.id
-        ))
-    }
-
-    async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| look::head(
-            session, topic, key
-        ))
-    }
-
-    async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
-        let begin = reading(None);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| look::read_log(
-            &self.proven,
-            session,
-            &read
-        ))
-    }
-
-    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(page.now)), |session| look::dead(
-            session, &page
-        ))
-    }
-
-    async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(page.now)), |session| look::parked(
-            session, &page
-        ))
-    }
-
-    async fn revive(&self, revive: Revive) -> Result<u64> {
-        let begin = writing(revive.now, revive.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::revive(session, &revive))
-    }
-
-    async fn resend(&self, resend: Resend) -> Result<u64> {
-        let begin = writing(resend.now, resend.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::resend(session, &resend))
-    }
-
-    async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(cancel.now)), |session| mend::cancel(
-            session, &cancel
-        ))
-    }
-
-    async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
-        let begin = writing(release.now, release.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::release_parked(
-            session, &release
-        ))
-    }
-
-    async fn put_token(&self, put: PutToken) -> Result<Token> {
-        let begin = reading(put.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| token::put(session, &put.token))
-    }
-
-    async fn tokens(&self) -> Result<Vec<Token>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| token::all(session))
-    }
-
-    async fn delete_token(&self, name: &str) -> Result<()> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| token::delete(
-            session, name
-        ))
-    }
-
-    async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
-        let begin = Begin { may_be_lost: true, ..reading(None) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| token::touch(session, &uses))
-    }
-
-    async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {
-        let begin = Begin { may_be_lost: true, ..reading(beat.now) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| sweep::beat(session, &beat))
-    }
-
-    async fn workers(&self) -> Result<Vec<Worker>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| look::workers(session))
-    }
-
-    async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(sweep.now)), |session| sweep::sweep(
-            session, &sweep
-        ))
-    }
-
-    async fn now(&self) -> Result<Time> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| async { Ok(session.now) })
-    }
-
-    async fn close(&self) {
-        self.spares.clear();
-        self.pool.close().await;
-        self.own.close().await;
     }
 }

@@ -1,27 +1,14 @@
 //! Leases in a running worker: kept while handlers run, lost when they cannot be kept, and never held by mistake.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
+use crate::bed::{LONG, SECOND, counts, event, waiting};
+use crate::support::{Bench, all_wait, start, until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use support::{Bench, all_wait, start, until};
 use tokio::sync::{Notify, mpsc};
-use tramline::{Context, Counts, Event, Kind, Policy, Retry, Start, Tramline};
+use tramline::{Context, Counts, Kind, Policy, Retry, Start, Tramline};
 
-const SECOND: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(100);
-/// A lease whose end no test waits for.
-const LONG: Duration = Duration::from_secs(600);
-
-fn event(payload: &str) -> Event {
-    Event::new("t", payload.to_owned())
-}
-
-async fn counts(tram: &Tramline) -> Counts {
-    tram.stats("w").await.unwrap().counts
-}
 
 #[tokio::test]
 async fn a_lost_lease_cancels_the_handler_and_its_outcome_does_not_count() {
@@ -63,18 +50,8 @@ async fn leases_are_extended_while_a_handler_runs() {
     for ordered in [false, true] {
         let bench = Bench::new().await;
         let tram = bench.process();
-        let (tell, mut begun) = mpsc::unbounded_channel();
-        let go_on = Arc::new(Notify::new());
-        let may_end = go_on.clone();
-        let name = if ordered { "ordered" } else { "plain" };
-        let worker = tram.worker(name).topics(["t"]).lease(10 * SECOND).on_any(move || {
-            let (tell, go_on) = (tell.clone(), may_end.clone());
-            async move {
-                tell.send(()).unwrap();
-                go_on.notified().await;
-            }
-        });
-        let worker = if ordered { worker.ordered_by_key() } else { worker };
+        let (worker, mut begun, go_on) = waiting(&tram, ordered);
+        let worker = worker.lease(10 * SECOND);
         worker.subscribe().await.unwrap();
         tram.emit(event("x").key("k")).await.unwrap();
         let (shutdown, running) = start(worker);
@@ -87,7 +64,7 @@ async fn leases_are_extended_while_a_handler_runs() {
         go_on.notify_one();
         shutdown.start();
         running.await.unwrap().unwrap();
-        assert_eq!(tram.stats(name).await.unwrap().counts, Counts::default());
+        assert_eq!(counts(&tram).await, Counts::default());
     }
 }
 
@@ -97,17 +74,8 @@ async fn leases_are_kept_when_the_policy_shortens_them_meanwhile() {
     for ordered in [false, true] {
         let bench = Bench::new().await;
         let tram = bench.process();
-        let (tell, mut begun) = mpsc::unbounded_channel();
-        let go_on = Arc::new(Notify::new());
-        let may_end = go_on.clone();
-        let worker = tram.worker("w").topics(["t"]).lease(30 * SECOND).on_any(move || {
-            let (tell, go_on) = (tell.clone(), may_end.clone());
-            async move {
-                tell.send(()).unwrap();
-                go_on.notified().await;
-            }
-        });
-        let worker = if ordered { worker.ordered_by_key() } else { worker };
+        let (worker, mut begun, go_on) = waiting(&tram, ordered);
+        let worker = worker.lease(30 * SECOND);
         let (shutdown, running) = start(worker);
         until("it looks", || async { bench.store.calls("claim") > 0 }).await;
         let policy = Policy { lease: Some(2 * SECOND), ..tram.subscription("w").await.unwrap().policy };

@@ -1,18 +1,13 @@
 //! Policies that change while a worker runs: the store decides what becomes of a failure, and the worker follows.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
+use crate::bed::{LONG, SECOND};
+use crate::support::{Bench, start, until};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::{Bench, start, until};
 use tokio::sync::{Semaphore, mpsc};
-use tramline::{Context, Counts, Event, OnExhausted, Policy, Retry, Start, Tramline};
-
-const SECOND: Duration = Duration::from_secs(1);
-/// A lease whose end no test waits for.
-const LONG: Duration = Duration::from_secs(600);
+use tokio::task::JoinHandle;
+use tramline::{Context, Counts, Event, OnExhausted, Policy, Result, Retry, Shutdown, Start, Tramline};
 
 /// A worker `w` whose handlers wait at gates.
 struct Stage {
@@ -55,7 +50,7 @@ impl Stage {
         self.tram.emit(events.collect::<Vec<_>>()).await.unwrap();
     }
 
-    fn start(&mut self) -> (tramline::Shutdown, tokio::task::JoinHandle<tramline::Result<()>>) {
+    fn start(&mut self) -> (Shutdown, JoinHandle<Result<()>>) {
         start(self.worker.take().unwrap())
     }
 

@@ -1,5 +1,4 @@
 //! Handlers that settle in their own transaction.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use rusqlite::Connection;
 use std::sync::{Arc, Mutex};
