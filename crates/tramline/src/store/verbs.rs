@@ -1,7 +1,7 @@
 //! What the verbs of a store take and give. Every verb takes one of these; `now` is only set by tests.
 
 use crate::model::event::{Emitted, Event, StoredEvent};
-use crate::model::id::{EventId, Incarnation, SubscriptionId};
+use crate::model::id::{EventId, Incarnation, SubscriptionId, TallyId};
 use crate::model::lane::{Known, Lane, Share};
 use crate::model::lease::Lease;
 use crate::model::mask::Mask;
@@ -114,6 +114,8 @@ pub struct Claimed {
     pub stopped_by: Option<RuleKind>,
     /// True while retained events of before the subscription are still being written into it.
     pub backfilling: bool,
+    /// Tallies that have news, because an expired lease ended one of their items.
+    pub news: Vec<TallyId>,
 }
 
 /// Events that share a lease.
@@ -169,6 +171,8 @@ pub struct Settled {
     pub accepted: Vec<Vec<bool>>,
     /// True when events became due that were not before.
     pub wake: bool,
+    /// Tallies that have news because of this: [`Store::deliver`](crate::store::Store::deliver) sends them.
+    pub news: Vec<TallyId>,
 }
 
 /// Makes leases last longer.

@@ -34,12 +34,14 @@ use crate::model::event::Event;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
+use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
 use crate::store::verbs::*;
+use crate::store::verbs_tally::*;
 use async_trait::async_trait;
 use claim::Due;
 use look::Proven;
@@ -445,6 +447,66 @@ impl Store for PostgresStore {
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::release_parked(
             session, &release
         ))
+    }
+
+    async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
+        let _ = open;
+        Err(Error::unavailable("open_tally is not built yet", ""))
+    }
+
+    async fn add_items(&self, add: AddItems) -> Result<Added> {
+        let _ = add;
+        Err(Error::unavailable("add_items is not built yet", ""))
+    }
+
+    async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
+        let _ = seal;
+        Err(Error::unavailable("seal_tally is not built yet", ""))
+    }
+
+    async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
+        let _ = ack;
+        Err(Error::unavailable("ack_items is not built yet", ""))
+    }
+
+    async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
+        let _ = count;
+        Err(Error::unavailable("count_tallies is not built yet", ""))
+    }
+
+    async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
+        let _ = find;
+        Err(Error::unavailable("tally is not built yet", ""))
+    }
+
+    async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
+        let _ = list;
+        Err(Error::unavailable("tallies is not built yet", ""))
+    }
+
+    async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
+        let _ = cancel;
+        Err(Error::unavailable("cancel_tally is not built yet", ""))
+    }
+
+    async fn delete_tally(&self, delete: NameTally) -> Result<()> {
+        let _ = delete;
+        Err(Error::unavailable("delete_tally is not built yet", ""))
+    }
+
+    async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
+        let _ = reap;
+        Err(Error::unavailable("reap_tallies is not built yet", ""))
+    }
+
+    async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
+        let _ = deliver;
+        Err(Error::unavailable("deliver is not built yet", ""))
+    }
+
+    async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
+        let _ = sweep;
+        Err(Error::unavailable("sweep_tallies is not built yet", ""))
     }
 
     async fn put_token(&self, put: PutToken) -> Result<Token> {

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result<Settled> {
     let catalog = session.catalog.clone();
     let policy = &catalog.require_subscription(settle.subscription)?.policy;
-    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], wake: false };
+    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
     let (ordered, unordered): (Vec<usize>, Vec<usize>) =
         (0..settle.results.len()).partition(|at| settle.results[*at].lease.is_ordered());
     if !unordered.is_empty() {

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> {
     let policy = session.catalog.require_subscription(settle.subscription)?.policy.clone();
-    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], wake: false };
+    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
     let mut lanes: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
     for (at, result) in settle.results.iter().enumerate() {
         if result.lease.is_ordered() {
