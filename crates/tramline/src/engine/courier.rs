@@ -38,10 +38,14 @@ impl Courier {
 
     /// Some tallies may have news. Returns at once; what this process cannot deliver, a later sweep does.
     pub(crate) fn send(self: &Arc<Self>, tallies: &[TallyId]) {
-        if tallies.is_empty() {
-            return;
+        if !tallies.is_empty() {
+            self.ring(tallies);
+            self.look();
         }
-        self.ring(tallies);
+    }
+
+    /// There may be news, and nobody knows of whom.
+    pub(crate) fn look(self: &Arc<Self>) {
         let mut errand = self.errand.lock().unwrap_or_else(PoisonError::into_inner);
         if *errand == Errand::None {
             *errand = Errand::Running;

@@ -90,8 +90,14 @@ async fn take_back(run: &Run, refused: Vec<(Lease, EventId)>, outage: &mut Outag
         let settle = Settle { subscription, results: results.clone(), now };
         match run.tram.store().settle(settle).await {
             Err(error) if error.kind() == Kind::Unavailable => outage.wait(run.tram.clock(), &error).await,
-            Ok(settled) if settled.wake => return run.tram.wake().notify(&[run.subscription.id]),
-            _ => return,
+            Ok(settled) => {
+                run.tram.courier().send(&settled.news);
+                if settled.wake {
+                    run.tram.wake().notify(&[run.subscription.id]);
+                }
+                return;
+            }
+            Err(_) => return,
         }
     }
 }
@@ -154,6 +160,7 @@ async fn try_settle(run: &Run, batch: &[Outcomes]) -> Result<Settled> {
 }
 
 fn accept(run: &Run, batch: &[Outcomes], settled: &Settled) {
+    run.tram.courier().send(&settled.news);
     if settled.wake {
         run.tram.wake().notify(&[run.subscription.id]);
     }

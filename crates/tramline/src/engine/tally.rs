@@ -23,6 +23,7 @@ use crate::model::id::{Incarnation, TallyId};
 use crate::model::tally::group::{ACK_CHUNK, ADD_CHUNK, Group, parse_item};
 use crate::model::tally::{Ack, AckCount, Added, Ending, Items, MAX_ITEMS, NewTally, Tally, TallyItem};
 use crate::model::time::Time;
+use crate::plan::tally::unknown;
 use crate::store::Store;
 use crate::store::verbs_tally::*;
 use crate::wake::Wake;
@@ -297,6 +298,12 @@ impl Tallies {
         Ok(acks)
     }
 
+    /// Delivers, in the background, what tallies have to tell after a transaction of the caller's own that settled events: pass
+    /// [`Settled::news`](crate::store::verbs::Settled::news) once it is committed. Forgetting it costs some seconds, not an event.
+    pub fn tell(&self, news: &[TallyId]) {
+        self.courier.send(news);
+    }
+
     pub(crate) fn close(&self) {
         self.acker.close();
     }
@@ -351,12 +358,4 @@ impl ItemStatus {
             _ => ItemStatus::Unknown,
         }
     }
-}
-
-/// Nobody has the number.
-pub(crate) fn unknown(tally: TallyId) -> Error {
-    Error::not_found(
-        format!("there is no tally {tally}"),
-        "check the number; tallies are removed a week after the last thing that happened to them",
-    )
 }

@@ -211,6 +211,13 @@ impl ChunkRow {
         Ok(metas.into_iter().map(outline).collect())
     }
 
+    /// The items of tallies that end when `subscription` is done with the events in `mask`.
+    pub(crate) fn items(&self, subscription: SubscriptionId, mask: Mask) -> Result<Vec<TallyItem>> {
+        let outlines = self.outlines()?;
+        let items = mask.iter().filter_map(|index| outlines.get(index as usize)?.item);
+        Ok(items.filter(|item| item.subscription == subscription).map(|item| item.item).collect())
+    }
+
     /// The events whose positions are in `mask`.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ use crate::model::id::EventId;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::{OnExhausted, Policy};
+use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::plan::{Changes, LaneView};
 
@@ -88,6 +89,7 @@ pub(super) fn bury_part(
 ) {
     let dead = Slice { state: State::Dead, due_at: now, owner: Default::default(), ..part };
     let Some(view) = lane else {
+        changes.end(&dead, dead.mask, Ending::Failed);
         if policy.on_exhausted != OnExhausted::Drop {
             super::join(&mut changes.insert, dead);
         }
@@ -105,6 +107,7 @@ pub(super) fn bury_part(
             OnExhausted::Drop => {}
             OnExhausted::Dead | OnExhausted::Hold => super::join(&mut changes.insert, one),
         }
+        changes.end(&dead, Mask::of(event.index()), Ending::Failed);
         if keyed {
             view.gap(event, changes);
             view.unpark(event, changes);

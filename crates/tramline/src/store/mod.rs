@@ -9,6 +9,7 @@ pub(crate) mod claimed;
 pub(crate) mod idempotency;
 pub mod postgres;
 pub mod sqlite;
+pub(crate) mod tally;
 pub(crate) mod token;
 pub mod verbs;
 pub mod verbs_tally;

@@ -3,6 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::model::event::{Due, Event, Headers};
 use crate::model::id::TallyId;
+use crate::model::tally::Ending;
 use crate::model::time::{Time, millis};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -17,26 +18,76 @@ pub const ITEM_HEADER: &str = "tramline-tally-item";
 /// The largest payload of an event that a tally keeps until it is time.
 pub const MAX_PAYLOAD: usize = 64 << 10;
 
-/// What happened to a tally. The numbers are stored.
+/// What a tally has to tell. The numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(i16)]
-pub enum Occasion {
-    /// It is complete.
+pub enum News {
+    /// It is complete: emits an event.
     Complete = 0,
-    /// The first item failed.
+    /// The first item failed: emits an event.
     Failure = 1,
-    /// It has expired.
+    /// It has expired: emits an event.
     Expiry = 2,
+    /// The item of another tally that it stands for is done.
+    ParentDone = 3,
+    /// The item of another tally that it stands for has failed.
+    ParentFailed = 4,
 }
 
-impl Occasion {
-    /// The idempotency key under which the event is emitted.
-    pub fn idempotency_key(self, tally: TallyId) -> String {
+impl News {
+    /// Those that emit an event.
+    pub const EVENTS: [News; 3] = [News::Complete, News::Failure, News::Expiry];
+
+    /// The news behind a stored number.
+    pub fn from_i16(number: i16) -> Option<News> {
+        let all = [News::Complete, News::Failure, News::Expiry, News::ParentDone, News::ParentFailed];
+        all.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// How it makes the item end that its tally stands for.
+    pub(crate) fn for_parent(self) -> Option<Ending> {
         match self {
-            Occasion::Complete => format!("tally:{tally}"),
-            Occasion::Failure => format!("tally:{tally}:failure"),
-            Occasion::Expiry => format!("tally:{tally}:expiry"),
+            News::ParentDone => Some(Ending::Done),
+            News::ParentFailed => Some(Ending::Failed),
+            News::Complete | News::Failure | News::Expiry => None,
         }
+    }
+
+    fn idempotency_key(self, tally: TallyId) -> String {
+        match self {
+            News::Failure => format!("tally:{tally}:failure"),
+            News::Expiry => format!("tally:{tally}:expiry"),
+            _ => format!("tally:{tally}"),
+        }
+    }
+}
+
+/// News as they wait in the outbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outgoing {
+    pub(crate) tally: TallyId,
+    pub(crate) news: News,
+    pub(crate) total: u64,
+    pub(crate) done: u64,
+    pub(crate) failed: u64,
+    /// The item that failed first.
+    pub(crate) item: Option<u64>,
+}
+
+impl Outgoing {
+    /// The event to emit, made of the one that was kept for the occasion.
+    pub(crate) fn event(&self, kept: &str) -> Result<Event> {
+        let mut event = read(kept)?.idempotency_key(self.news.idempotency_key(self.tally));
+        event = event.header(TALLY_HEADER, self.tally.to_string());
+        if self.news == News::Complete {
+            for (name, count) in COUNT_HEADERS.into_iter().zip([self.total, self.done, self.failed]) {
+                event = event.header(name, count.to_string());
+            }
+        }
+        Ok(match self.item {
+            Some(item) => event.header(ITEM_HEADER, item.to_string()),
+            None => event,
+        })
     }
 }
 

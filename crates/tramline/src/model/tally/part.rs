@@ -40,6 +40,12 @@ impl Part {
         Part { items, pending: Masks(pending), failed: Masks::default() }
     }
 
+    /// The part number `at` of an addition of `count` items, all pending; `None` if the addition does not reach it.
+    pub fn untouched(count: u64, at: u64) -> Option<Part> {
+        let items = count.saturating_sub(at.saturating_mul(PART)).min(PART);
+        (items > 0).then(|| Part::new(items as u32))
+    }
+
     /// A part as it was stored.
     ///
     /// # Errors

@@ -1,12 +1,14 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
-use super::session::{Session, Texts};
+use super::session::{Ended, Session, Texts};
 use crate::error::{Error, Result};
-use crate::model::id::{LaneId, SubscriptionId, TopicId};
+use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::DEFAULT_LANES;
+use crate::model::mask::Mask;
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
 use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
+use crate::model::tally::Ending;
 use crate::model::time::{Time, millis};
 use crate::store::catalog::{Catalog, check_lanes};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
@@ -248,6 +250,7 @@ async fn join_topic(
 
 /// All that a subscription still had to do of a topic goes.
 async fn leave_topic(session: &mut Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<()> {
+    fail_items(session, id, Some(topic)).await?;
     for sql in [
         "DELETE FROM tramline_lane WHERE subscription = $1 AND lane >= $2 AND lane < $3",
         "DELETE FROM tramline_parked WHERE subscription = $1 AND lane >= $2 AND lane < $3",
@@ -268,10 +271,25 @@ async fn leave_topic(session: &mut Session<'_>, id: SubscriptionId, topic: Topic
     Ok(())
 }
 
+/// What a subscription will never do fails, where it is an item of a tally.
+async fn fail_items(session: &mut Session<'_>, id: SubscriptionId, topic: Option<TopicId>) -> Result<()> {
+    let sql = "SELECT s.chunk, s.mask FROM tramline_slice s JOIN tramline_chunk c ON c.chunk = s.chunk \
+               WHERE s.subscription = $1 AND s.tallied AND s.state + 0 <> 6 AND ($2::bigint IS NULL OR c.topic = $2)";
+    let query = session.query(sql).bind(id.0).bind(topic.map(|topic| topic.0));
+    let mut ended = Vec::new();
+    for row in session.all(query).await? {
+        let (chunk, mask) = (ChunkId(row.try_get(0)?), Mask::from_i64(row.try_get(1)?));
+        ended.push(Ended { subscription: id, chunk, mask, ending: Ending::Failed });
+    }
+    session.end(ended.into_iter());
+    Ok(())
+}
+
 /// The caller has locked the topics.
 pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     lock_subscription(session, id).await?;
+    fail_items(session, id, None).await?;
     for sql in [
         "DELETE FROM tramline_slice WHERE subscription = $1",
         "DELETE FROM tramline_lane WHERE subscription = $1",

@@ -3,6 +3,7 @@
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
 //!   an event
+//! - `tally`: sets of items that are tracked to completion
 //! - `mend`, `look`, `sweep`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
@@ -25,6 +26,7 @@ mod settle;
 mod spare;
 mod step;
 mod sweep;
+mod tally;
 mod token;
 
 pub use options::PostgresOptions;
@@ -450,63 +452,67 @@ impl Store for PostgresStore {
     }
 
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
-        let _ = open;
-        Err(Error::unavailable("open_tally is not built yet", ""))
+        let begin = reading(open.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::open(session, &open.tally))
     }
 
     async fn add_items(&self, add: AddItems) -> Result<Added> {
-        let _ = add;
-        Err(Error::unavailable("add_items is not built yet", ""))
+        let begin = reading(add.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::add(session, add))
     }
 
     async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
-        let _ = seal;
-        Err(Error::unavailable("seal_tally is not built yet", ""))
+        let begin = reading(seal.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::seal(session, seal))
     }
 
     async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
-        let _ = ack;
-        Err(Error::unavailable("ack_items is not built yet", ""))
+        let begin = reading(ack.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::ack::ack(session, &ack))
     }
 
     async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
-        let _ = count;
-        Err(Error::unavailable("count_tallies is not built yet", ""))
+        let begin = reading(count.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::count(session, &count))
     }
 
     async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
-        let _ = find;
-        Err(Error::unavailable("tally is not built yet", ""))
+        let begin = reading(find.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::get(session, find.tally))
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        let _ = list;
-        Err(Error::unavailable("tallies is not built yet", ""))
+        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| tally::list(session, &list))
     }
 
     async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
-        let _ = cancel;
-        Err(Error::unavailable("cancel_tally is not built yet", ""))
+        let begin = reading(cancel.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::cancel(
+            session,
+            cancel.tally
+        ))
     }
 
     async fn delete_tally(&self, delete: NameTally) -> Result<()> {
-        let _ = delete;
-        Err(Error::unavailable("delete_tally is not built yet", ""))
+        let begin = reading(delete.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::delete(
+            session,
+            delete.tally
+        ))
     }
 
     async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
-        let _ = reap;
-        Err(Error::unavailable("reap_tallies is not built yet", ""))
+        let begin = reading(reap.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::sweep::reap(session, reap))
     }
 
     async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
-        let _ = deliver;
-        Err(Error::unavailable("deliver is not built yet", ""))
+        self.deliver_news(deliver).await
     }
 
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
-        let _ = sweep;
-        Err(Error::unavailable("sweep_tallies is not built yet", ""))
+        let begin = reading(sweep.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::sweep::sweep(session, sweep))
     }
 
     async fn put_token(&self, put: PutToken) -> Result<Token> {

@@ -1,13 +1,15 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
 use super::rows::draw;
-use super::session::Session;
+use super::session::{Ended, Session};
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::DEFAULT_LANES;
+use crate::model::mask::Mask;
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
 use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
+use crate::model::tally::Ending;
 use crate::model::time::{Time, millis};
 use crate::store::catalog::{Catalog, check_lanes};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
@@ -166,7 +168,7 @@ pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> 
         join_topic(session, id, session.catalog.require_topic(name)?, put)?;
     }
     for name in had.difference(&wanted) {
-        leave_topic(session.conn, id, session.catalog.require_topic(name)?.id)?;
+        leave_topic(session, id, session.catalog.require_topic(name)?.id)?;
     }
     changed(session.conn)?;
     let topics = wanted.into_iter().map(Arc::from).collect();
@@ -206,7 +208,10 @@ fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &Pu
 }
 
 /// All that a subscription still had to do of a topic goes.
-fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<()> {
+fn leave_topic(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<()> {
+    let conn = session.conn;
+    let of_topic = "chunk IN (SELECT chunk FROM tramline_chunk WHERE topic = ?)";
+    fail_items(session, id, of_topic, &[topic.0])?;
     let lanes = (LaneId::of(topic, 0).0, LaneId::of(TopicId(topic.0 + 1), 0).0);
     for table in ["tramline_lane", "tramline_parked", "tramline_gap"] {
         let sql = format!("DELETE FROM {table} WHERE subscription = ? AND lane >= ? AND lane < ?");
@@ -222,8 +227,24 @@ fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<
     Ok(())
 }
 
+/// What a subscription will never do fails, where it is an item of a tally.
+fn fail_items(session: &Session<'_>, id: SubscriptionId, filter: &str, values: &[i64]) -> Result<()> {
+    let sql = format!(
+        "SELECT chunk, mask FROM tramline_slice WHERE subscription = {} AND tallied AND state <> 6 AND {filter}",
+        id.0
+    );
+    let mut statement = session.conn.prepare(&sql)?;
+    let ended = statement.query_map(rusqlite::params_from_iter(values), |row| {
+        let (chunk, mask) = (ChunkId(row.get(0)?), Mask::from_i64(row.get(1)?));
+        Ok(Ended { subscription: id, chunk, mask, ending: Ending::Failed })
+    })?;
+    session.end(ended.collect::<rusqlite::Result<Vec<Ended>>>()?.into_iter());
+    Ok(())
+}
+
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
+    fail_items(session, id, "true", &[])?;
     let tables = ["slice", "lane", "parked", "gap", "rule", "audit", "subscription_topic"];
     for table in tables {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;

@@ -2,6 +2,7 @@
 //!
 //! - `writer`, `readers`, `session`: how a step gets a connection, the time and the catalogue
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
+//! - `tally`: sets of items that are tracked to completion
 //! - `mend`, `look`, `sweep`, `catalog`, `token`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
@@ -17,6 +18,7 @@ mod rows;
 mod session;
 mod settle;
 mod sweep;
+mod tally;
 mod token;
 mod writer;
 
@@ -133,7 +135,13 @@ impl SqliteStore {
         step: impl FnOnce(&Session<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let cache = self.cache.clone();
-        self.writer.run(durable, move |conn| step(&Session::new(conn, now, &cache)?)).await
+        let whole = move |conn: &Connection| {
+            let session = Session::new(conn, now, &cache)?;
+            let value = step(&session)?;
+            session.finish()?;
+            Ok(value)
+        };
+        self.writer.run(durable, whole).await
     }
 
     /// One step that only reads.
@@ -216,7 +224,10 @@ impl Store for SqliteStore {
         let put_both = move |conn: &Connection| {
             let session = Session::new(conn, put.now, &cache)?;
             catalog::create_missing(&session, put.topics.iter().map(String::as_str))?;
-            catalog::put_subscription(&Session::new(conn, put.now, &cache)?, &put)
+            let session = Session::new(conn, put.now, &cache)?;
+            let subscription = catalog::put_subscription(&session, &put)?;
+            session.finish()?;
+            Ok(subscription)
         };
         self.writer.run(Durable::Yes, put_both).await
     }
@@ -323,63 +334,56 @@ impl Store for SqliteStore {
     }
 
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
-        let _ = open;
-        Err(Error::unavailable("open_tally is not built yet", ""))
+        self.write(Durable::Yes, open.now, move |session| tally::open(session, &open.tally)).await
     }
 
     async fn add_items(&self, add: AddItems) -> Result<Added> {
-        let _ = add;
-        Err(Error::unavailable("add_items is not built yet", ""))
+        self.write(Durable::Yes, add.now, move |session| tally::add(session, add)).await
     }
 
     async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
-        let _ = seal;
-        Err(Error::unavailable("seal_tally is not built yet", ""))
+        self.write(Durable::Yes, seal.now, move |session| tally::seal(session, seal)).await
     }
 
     async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
-        let _ = ack;
-        Err(Error::unavailable("ack_items is not built yet", ""))
+        self.write(Durable::Yes, ack.now, move |session| tally::ack::ack(session, &ack)).await
     }
 
     async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
-        let _ = count;
-        Err(Error::unavailable("count_tallies is not built yet", ""))
+        let each = move |session: &Session<'_>| {
+            Ok(count.counts.iter().map(|(id, by)| tally::count(session, *id, *by)).collect())
+        };
+        self.write(Durable::Yes, count.now, each).await
     }
 
     async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
-        let _ = find;
-        Err(Error::unavailable("tally is not built yet", ""))
+        self.read(find.now, move |session| tally::get(session.conn, find.tally)).await
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        let _ = list;
-        Err(Error::unavailable("tallies is not built yet", ""))
+        self.read(None, move |session| tally::list(session.conn, &list)).await
     }
 
     async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
-        let _ = cancel;
-        Err(Error::unavailable("cancel_tally is not built yet", ""))
+        self.write(Durable::Yes, cancel.now, move |session| tally::cancel(session, cancel.tally)).await
     }
 
     async fn delete_tally(&self, delete: NameTally) -> Result<()> {
-        let _ = delete;
-        Err(Error::unavailable("delete_tally is not built yet", ""))
+        self.write(Durable::Yes, delete.now, move |session| tally::delete(session, delete.tally)).await
     }
 
     async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
-        let _ = reap;
-        Err(Error::unavailable("reap_tallies is not built yet", ""))
+        self.write(Durable::Yes, reap.now, move |session| tally::sweep::reap(session, reap)).await
     }
 
     async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
-        let _ = deliver;
-        Err(Error::unavailable("deliver is not built yet", ""))
+        let cache = self.cache.clone();
+        let send = move |session: &Session<'_>| tally::deliver::deliver(session, deliver, &cache);
+        self.write(Durable::Yes, deliver.now, send).await
     }
 
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
-        let _ = sweep;
-        Err(Error::unavailable("sweep_tallies is not built yet", ""))
+        self.write(Durable::Yes, sweep.now, move |session| tally::sweep::sweep(session, sweep)).await
     }
 
     async fn put_token(&self, put: PutToken) -> Result<Token> {
