@@ -116,14 +116,14 @@ impl Context {
         self.event().item
     }
 
-    /// Makes `event` an item of the tally whose item the event at hand is; a growing tally takes it even after it was sealed. Changes
-    /// nothing if the event at hand is no item.
+    /// Makes `event` an item of the tally whose item the event at hand is; a growing tally takes it even after it was sealed. In the
+    /// same topic it ends with this subscription, unless it names another one. Changes nothing if the event at hand is no item.
     #[must_use]
     pub fn grow(&self, event: Event) -> Event {
-        match self.item() {
-            Some(item) => event.within(item),
-            None => event,
-        }
+        let Some(item) = self.item() else { return event };
+        let own = event.tally.is_none() && event.topic == *self.event().topic;
+        let event = if own { event.tally_of(item.tally, self.subscription()) } else { event };
+        event.within(item)
     }
 
     /// To emit from a handler.

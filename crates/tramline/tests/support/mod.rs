@@ -19,8 +19,8 @@ use tramline::model::token::Token;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
-    Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown, SqliteStore, Store,
-    Subscription, SubscriptionId, Time, Topic, Tramline,
+    Added, Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown, SqliteStore, Store,
+    Subscription, SubscriptionId, Tally, Time, Topic, Tramline,
 };
 
 /// Where manual clocks start.
