@@ -15,7 +15,7 @@ pub(crate) struct Standing {
 /// Acks on their way into parts.
 #[derive(Debug)]
 pub(crate) struct Acks<'a> {
-    acks: &'a [Ack],
+    pub(super) acks: &'a [Ack],
     /// Failed items become done: an event that was dead has been replayed.
     amend: bool,
     standings: HashMap<TallyId, Standing>,
