@@ -35,7 +35,6 @@ pub(super) async fn measure(target: &Target, quick: bool) -> Result<Samples, Box
     let mut samples = Samples::default();
     samples.add("tally_items", items as f64);
     let tram = target.open().await?;
-    add_in_chunks(&tram, items, &mut samples).await?;
     let before = target.bytes().await?;
     let tally = tram.tallies().open(NewTally::new()).await?.id;
     let start = Instant::now();
@@ -45,6 +44,7 @@ pub(super) async fn measure(target: &Target, quick: bool) -> Result<Samples, Box
     ack_in_order(&tram, tally, items, &mut samples).await?;
     samples.add("tally_bytes_per_item", (target.bytes().await? - before) as f64 / items as f64);
     touch_everything(target, &tram, items, &mut samples).await?;
+    add_in_chunks(&tram, items, &mut samples).await?;
     tram.close().await;
     let rows = tally_row::run(target, ROWS, CALLERS).await?;
     samples.add("tally_row_add_items", rows.add);

@@ -97,6 +97,16 @@ impl TallyRow {
         }
     }
 
+    /// What acks have to know of it.
+    pub(crate) fn standing(&self) -> Standing {
+        Standing { state: self.state, estimated: self.estimated }
+    }
+
+    /// True if it is complete, and this call made it so: its answer was lost, and it is repeated.
+    pub(crate) fn was_completed_by(&self, by: i64) -> bool {
+        self.state == TallyState::Complete && self.ended_by == by && by != 0
+    }
+
     /// Makes room for items. `inside`: they are added from inside an item that is unfinished.
     pub(crate) fn grow(&mut self, count: u64, inside: bool, now: Time) -> Result<Added> {
         self.check_growth(count, inside)?;
@@ -159,7 +169,7 @@ impl TallyRow {
     ) -> Result<bool> {
         match self.state {
             TallyState::Sealed => Ok(false),
-            TallyState::Complete => Ok(self.ended_by == by),
+            TallyState::Complete => Ok(self.was_completed_by(by)),
             TallyState::Cancelled | TallyState::Expired => Err(self.takes_no_more()),
             TallyState::Open => {
                 if let Some(expected) = expected.filter(|expected| *expected != self.total) {
@@ -358,12 +368,11 @@ mod tests {
                     Ack { tally: row.id, items: vec![(first..=first + more).into()], ending: *ending }
                 })
                 .collect();
-            let standing = Standing { state: row.state, estimated: false };
-            let acks = Acks::new(&acks, amend, [(row.id, standing)].into());
+            let acks = Acks::new(&acks, amend);
             let touched = acks.parts();
             let mut parts: BTreeMap<PartId, Part> =
                 touched.iter().filter_map(|id| Some((*id, self.parts.get(id)?.clone()))).collect();
-            let outcome = acks.apply(&mut parts);
+            let outcome = acks.apply(&[(row.id, row.standing())].into(), &mut parts);
             for (ack, result) in acks.acks.iter().zip(&outcome.results) {
                 assert_eq!(result[0], self.end(ack.items[0], ack.ending, amend));
             }

@@ -206,11 +206,7 @@ pub(super) async fn cancel(session: &mut Session<'_>, tally: TallyId) -> Result<
     require(session, tally).await
 }
 
-/// How many rows of a tally are removed at once; the rest is left to sweeps.
-const REMOVE: i64 = 10_000;
-
 pub(super) async fn delete(session: &mut Session<'_>, tally: TallyId) -> Result<()> {
     let row = rows::require(session, tally).await?;
-    sweep::remove(session, &[&row]).await?;
-    sweep::clear(session, tally, REMOVE).await.map(|_| ())
+    sweep::remove(session, &[&row]).await
 }

@@ -7,7 +7,7 @@ use crate::model::tally::TallyState;
 use crate::model::time::Time;
 use crate::plan::tally::{TallyRow, Unfinished};
 use crate::store::postgres::session::Session;
-use crate::store::tally::{RECOUNT, RECOUNTS, REMOVED};
+use crate::store::tally::{GRACE, RECOUNT, RECOUNTS, REMOVED};
 use crate::store::verbs_tally::{ReapTallies, ReapedTallies, SweepTallies, SweptTallies};
 use sqlx::Row;
 
@@ -128,30 +128,31 @@ pub(super) async fn remove(session: &mut Session<'_>, found: &[&TallyRow]) -> Re
     let mut outbox = Vec::new();
     found.iter().for_each(|row| row.remove(&mut outbox));
     rows::put_out(session, &outbox).await?;
-    let sql = "UPDATE tramline_tally SET state = $2 WHERE id = ANY($1)";
+    let sql = "UPDATE tramline_tally SET state = $2, idle_since = $3 WHERE id = ANY($1)";
     let ids: Vec<i64> = found.iter().map(|row| row.id.0).collect();
-    let query = session.query(sql).bind(ids).bind(REMOVED);
+    let query = session.query(sql).bind(ids).bind(REMOVED).bind(session.now.0);
     session.run(query).await.map(|_| ())
 }
 
 /// Clears what belongs to removed tallies. True if a limit was reached.
 async fn clear_removed(session: &mut Session<'_>) -> Result<bool> {
-    let sql =
-        "SELECT id FROM tramline_tally WHERE state = $1 ORDER BY state, id LIMIT 1000 FOR UPDATE SKIP LOCKED";
-    let query = session.query(sql).bind(REMOVED);
+    let sql = "SELECT id FROM tramline_tally WHERE state = $1 AND idle_since <= $2 ORDER BY state, idle_since \
+               LIMIT 1000 FOR UPDATE SKIP LOCKED";
+    let query = session.query(sql).bind(REMOVED).bind(session.now.before(GRACE).0);
+    let removed = session.all(query).await?;
     let mut left = ROWS;
-    for row in session.all(query).await? {
+    for row in &removed {
         left -= clear(session, TallyId(row.try_get(0)?), left).await?;
         if left <= 0 {
             return Ok(true);
         }
     }
-    Ok(false)
+    Ok(removed.len() == 1000)
 }
 
 /// Clears up to `limit` rows of a removed tally, and the tally itself when nothing is left and all its news are told. Gives how
 /// many rows.
-pub(super) async fn clear(session: &mut Session<'_>, tally: TallyId, limit: i64) -> Result<i64> {
+async fn clear(session: &mut Session<'_>, tally: TallyId, limit: i64) -> Result<i64> {
     let mut cleared = 0;
     for sql in [
         "DELETE FROM tramline_tally_part p USING (SELECT f.part FROM tramline_tally_part f WHERE f.tally = $1 \

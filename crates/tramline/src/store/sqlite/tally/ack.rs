@@ -4,12 +4,12 @@ use super::rows;
 use crate::error::Result;
 use crate::model::id::TallyId;
 use crate::model::tally::part::{Part, PartId};
-use crate::model::tally::{Ack, TallyItem, TallyState};
-use crate::plan::tally::{Acks, Standing, gather};
+use crate::model::tally::{Ack, TallyItem};
+use crate::plan::tally::{Acks, gather};
 use crate::store::sqlite::rows::one_chunk;
 use crate::store::sqlite::session::{Ended, Session};
 use crate::store::verbs_tally::{AckItems, AckedItems, CompletedTally};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 pub(in crate::store::sqlite) fn ack(session: &Session<'_>, ack: &AckItems) -> Result<AckedItems> {
     end(session, &ack.acks, false, ack.by)
@@ -29,24 +29,23 @@ pub(in crate::store::sqlite) fn events_ended(session: &Session<'_>, ended: &[End
 /// Ends items. With `amend`, failed ones become done.
 pub(super) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> Result<AckedItems> {
     let conn = session.conn;
+    let acks = Acks::new(acks, amend);
     let mut standings = HashMap::new();
     let mut acked = AckedItems::default();
-    for tally in acks.iter().map(|ack| ack.tally).collect::<BTreeSet<TallyId>>() {
+    for tally in acks.tallies() {
         let Some(row) = rows::one(conn, tally)? else { continue };
-        if row.state == TallyState::Complete && row.ended_by == by && by != 0 {
-            // The answer was lost, and this is the call that completed it.
+        if row.was_completed_by(by) {
             acked.completed.push(CompletedTally { id: tally, user_key: row.user_key.clone() });
         }
-        standings.insert(tally, Standing { state: row.state, estimated: row.estimated });
+        standings.insert(tally, row.standing());
     }
-    let acks = Acks::new(acks, amend, standings);
     let mut parts: BTreeMap<PartId, Part> = BTreeMap::new();
     for id in acks.parts() {
         if let Some(part) = rows::part(conn, id)? {
             parts.insert(id, part);
         }
     }
-    let outcome = acks.apply(&mut parts);
+    let outcome = acks.apply(&standings, &mut parts);
     for id in &outcome.changed {
         rows::write_part(conn, *id, &parts[id], session.now)?;
     }
