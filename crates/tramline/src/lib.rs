@@ -30,11 +30,12 @@ pub use engine::plugin::{HttpForward, Plugin};
 pub use engine::receipt::{IntoEvents, Receipt};
 pub use engine::remote::Take;
 pub use engine::shutdown::Shutdown;
+pub use engine::tally::{ItemStatus, NamedAcks, Tallies};
 pub use engine::tramline::{Housekeeping, Tramline};
 pub use engine::worker::Worker;
 pub use error::{Error, Kind, Result};
 pub use model::event::{Emitted, Event, Headers, StoredEvent};
-pub use model::id::{EventId, Incarnation, SubscriptionId, TopicId};
+pub use model::id::{EventId, Incarnation, SubscriptionId, TallyId, TopicId};
 pub use model::lease::Lease;
 pub use model::outcome::Outcome;
 pub use model::pattern::Pattern;
@@ -45,6 +46,7 @@ pub use model::status::{Counts, Status};
 pub use model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, WhileRetrying,
 };
+pub use model::tally::{Ack, AckCount, Added, Ending, Items, NewTally, Parent, Tally, TallyItem, TallyState};
 pub use model::time::Time;
 pub use model::token::{Scope, Token};
 pub use store::Store;

@@ -3,6 +3,7 @@
 //! - `row`, `row_sqlite`, `row_postgres`: what Tramline is compared with
 //! - `target`: a private place in the store that is measured
 //! - `emit`, `drain`, `latency`: what is measured of the library
+//! - `tally`, `tally_row`: what is measured of tallies, and one row per item beside it
 //! - `http`: what is measured of the server, beside a bare endpoint
 //! - `process`, `queries`: memory, processor time and statements
 
@@ -15,6 +16,8 @@ mod queries;
 mod row;
 mod row_postgres;
 mod row_sqlite;
+mod tally;
+mod tally_row;
 mod target;
 
 pub(crate) use queries::QueryCounter;
@@ -63,6 +66,8 @@ enum Part {
     Cost,
     /// The server.
     Http,
+    /// Tallies; only when named.
+    Tally,
 }
 
 /// How much is measured.
@@ -77,6 +82,8 @@ pub(super) struct Size {
     pub(super) handovers: usize,
     pub(super) backlog: usize,
     pub(super) idle: Duration,
+    /// Items of a tally, on SQLite and on servers.
+    pub(super) tallied: [u64; 2],
 }
 
 const FULL: Size = Size {
@@ -86,6 +93,7 @@ const FULL: Size = Size {
     handovers: 2000,
     backlog: 10_000_000,
     idle: Duration::from_secs(10),
+    tallied: [100_000_000, 10_000_000],
 };
 const QUICK: Size = Size {
     rounds: 3,
@@ -94,6 +102,7 @@ const QUICK: Size = Size {
     handovers: 500,
     backlog: 1_000_000,
     idle: Duration::from_secs(4),
+    tallied: [10_000_000, 2_000_000],
 };
 
 /// The size of a payload, in bytes.
@@ -129,7 +138,8 @@ impl Samples {
 pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxError> {
     let size = if args.quick { QUICK } else { FULL };
     let target = Target::create(&args.store).await?;
-    let wanted = |part| args.only.is_empty() || args.only.contains(&part);
+    let named = |part| args.only.contains(&part);
+    let wanted = |part| named(part) || (args.only.is_empty() && part != Part::Tally);
     let measured = measure(&target, size, &queries, wanted).await;
     let versions = BTreeMap::from([
         ("tramline", env!("CARGO_PKG_VERSION").to_owned()),
@@ -188,6 +198,9 @@ async fn measure(
         for round in 0..size.rounds {
             http::measure(target, size, round, &mut samples).await?;
         }
+    }
+    if wanted(Part::Tally) {
+        tally::measure(target, size, &mut samples).await?;
     }
     Ok(samples)
 }

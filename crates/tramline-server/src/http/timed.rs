@@ -6,7 +6,10 @@ use std::future::Future;
 use std::sync::Arc;
 use tokio::time::Instant;
 use tramline::store::verbs::*;
-use tramline::{AuditEntry, EventId, Kind, Result, Store, Subscription, SubscriptionId, Time, Token, Topic};
+use tramline::store::verbs_tally::*;
+use tramline::{
+    Added, AuditEntry, EventId, Kind, Result, Store, Subscription, SubscriptionId, Tally, Time, Token, Topic,
+};
 
 /// Passes everything on, and takes the time.
 pub(crate) struct Timed {
@@ -112,6 +115,42 @@ impl Store for Timed {
     }
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
         self.time("release_parked", self.store.release_parked(release)).await
+    }
+    async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
+        self.time("open_tally", self.store.open_tally(open)).await
+    }
+    async fn add_items(&self, add: AddItems) -> Result<Added> {
+        self.time("add_items", self.store.add_items(add)).await
+    }
+    async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
+        self.time("seal_tally", self.store.seal_tally(seal)).await
+    }
+    async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
+        self.time("ack_items", self.store.ack_items(ack)).await
+    }
+    async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
+        self.time("count_tallies", self.store.count_tallies(count)).await
+    }
+    async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
+        self.time("tally", self.store.tally(find)).await
+    }
+    async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
+        self.time("tallies", self.store.tallies(list)).await
+    }
+    async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
+        self.time("cancel_tally", self.store.cancel_tally(cancel)).await
+    }
+    async fn delete_tally(&self, delete: NameTally) -> Result<()> {
+        self.time("delete_tally", self.store.delete_tally(delete)).await
+    }
+    async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
+        self.time("reap_tallies", self.store.reap_tallies(reap)).await
+    }
+    async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
+        self.time("deliver", self.store.deliver(deliver)).await
+    }
+    async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
+        self.time("sweep_tallies", self.store.sweep_tallies(sweep)).await
     }
     async fn put_token(&self, put: PutToken) -> Result<Token> {
         self.time("put_token", self.store.put_token(put)).await

@@ -216,6 +216,7 @@ impl Claimer {
             let error = match run.tram.store().claim(claim).await {
                 Ok(claimed) => {
                     self.outage.over();
+                    run.tram.courier().send(&claimed.news);
                     return Ok(put_in_hand(&run, claimed, reading).await);
                 }
                 Err(error) => error,

@@ -4,10 +4,11 @@ use crate::engine::dispatch::Task;
 use crate::engine::hand::Hand;
 use crate::engine::hooks::Progress;
 use crate::engine::tramline::Tramline;
-use crate::model::event::StoredEvent;
+use crate::model::event::{Event, StoredEvent};
 use crate::model::id::EventId;
 use crate::model::lease::Lease;
 use crate::model::outcome::Outcome;
+use crate::model::tally::TallyItem;
 use crate::model::time::Time;
 use crate::store::verbs::{Settle, SettleSlice};
 use std::any::{Any, TypeId};
@@ -111,6 +112,21 @@ impl Context {
     /// When the lease ends by the store's clock, unless it is extended again, which happens by itself.
     pub fn lease_deadline(&self) -> Time {
         self.hand.until()
+    }
+
+    /// The item of a tally that the event is.
+    pub fn item(&self) -> Option<TallyItem> {
+        self.event().item
+    }
+
+    /// Makes `event` an item of the tally whose item the event at hand is; a growing tally takes it even after it was sealed. In the
+    /// same topic it ends with this subscription, unless it names another one. Changes nothing if the event at hand is no item.
+    #[must_use]
+    pub fn grow(&self, event: Event) -> Event {
+        let Some(item) = self.item() else { return event };
+        let own = event.tally.is_none() && event.topic == *self.event().topic;
+        let event = if own { event.tally_of(item.tally, self.subscription()) } else { event };
+        event.within(item)
     }
 
     /// To emit from a handler.

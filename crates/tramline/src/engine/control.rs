@@ -60,6 +60,8 @@ impl Tramline {
         let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
         let put = PutSubscription { name: name.to_owned(), topics, policy, start, now: self.clock().now() };
         let subscription = self.store().put_subscription(put).await?;
+        // A topic that it has left may have been full of items of tallies; so below.
+        self.courier().look();
         self.catch_up(subscription.id).await;
         Ok(subscription)
     }
@@ -107,7 +109,9 @@ impl Tramline {
     /// # Errors
     /// `NotFound`.
     pub async fn delete_subscription(&self, name: &str) -> Result<()> {
-        self.store().delete_subscription(name).await
+        self.store().delete_subscription(name).await?;
+        self.courier().look();
+        Ok(())
     }
 
     /// A user stops a subscription, until it is resumed or `until` has come. Events are kept; running ones go on.
@@ -225,7 +229,9 @@ impl Tramline {
     /// # Errors
     /// `Unavailable`.
     pub async fn cancel(&self, id: EventId) -> Result<Vec<Arc<str>>> {
-        self.store().cancel(Cancel { id, now: self.clock().now() }).await
+        let cancelled = self.store().cancel(Cancel { id, now: self.clock().now() }).await?;
+        self.courier().look();
+        Ok(cancelled)
     }
 
     /// An event, and what every subscription makes of it.
@@ -286,6 +292,7 @@ impl Tramline {
         let id = self.subscription(subscription).await?.id;
         let count =
             self.store().revive(Revive { subscription: id, which, how, now: self.clock().now() }).await?;
+        self.courier().look();
         self.wake().notify(&[id]);
         Ok(count)
     }

@@ -7,8 +7,10 @@
 //!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
 //! - [`remote`]: claims and settlements for workers in other processes
 //! - `presence`, `sweep`, `gate`, `journal`: signs of life, housekeeping, suspects, at-most-once
+//! - [`tally`], with `ack` (group commit) and `courier` (takes their news to whom they concern): fan-out tracking
 //! - [`clock`], `backoff`: time, and patience with the store
 
+mod ack;
 pub(crate) mod backoff;
 pub mod buffer;
 mod claim;
@@ -16,6 +18,7 @@ pub mod clock;
 pub mod command;
 pub mod context;
 pub mod control;
+pub(crate) mod courier;
 mod dispatch;
 pub mod emit;
 pub mod follow;
@@ -36,5 +39,6 @@ mod runner;
 mod settle;
 pub mod shutdown;
 mod sweep;
+pub mod tally;
 pub mod tramline;
 pub mod worker;

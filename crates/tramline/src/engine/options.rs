@@ -16,6 +16,8 @@ use std::time::Duration;
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// How many events the buffer of `emit_later` holds.
 const BUFFER: usize = 10_000;
+/// Tallies to which nothing happens are kept for this long.
+const TALLIES: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How a Tramline is opened. Everything but the URL has a sensible default.
 #[derive(Clone, Debug)]
@@ -30,6 +32,14 @@ pub struct Options {
     pub(crate) hooks: Arc<dyn Hooks>,
     pub(crate) wake: Option<Arc<dyn Wake>>,
     pub(crate) watch: Option<Watch>,
+    pub(crate) tallies_kept: Kept,
+}
+
+/// How long tallies are kept to which nothing happens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    pub(crate) open: Duration,
+    pub(crate) sealed: Duration,
 }
 
 /// Puts something between the engine and the store.
@@ -58,6 +68,7 @@ impl Options {
             hooks: Arc::new(LogHooks),
             wake: None,
             watch: None,
+            tallies_kept: Kept { open: TALLIES, sealed: TALLIES },
         }
     }
 
@@ -95,6 +106,14 @@ impl Options {
     #[must_use]
     pub fn flushers_at_most(mut self, flushers: usize) -> Options {
         self.flushers = Some(flushers.max(1));
+        self
+    }
+
+    /// How long tallies are kept to which nothing happens: those that are open, and those that were sealed or have ended (7 days
+    /// each unless set). The housekeeping of every process removes by its own settings.
+    #[must_use]
+    pub fn keep_tallies(mut self, open: Duration, sealed: Duration) -> Options {
+        self.tallies_kept = Kept { open, sealed };
         self
     }
 

@@ -1,6 +1,8 @@
 //! Signs of life: one heartbeat per process, and which share of the lanes that makes this process prefer.
 
 use crate::engine::clock::Clock;
+use crate::engine::courier::Courier;
+use crate::engine::options::Kept;
 use crate::engine::sweep;
 use crate::error::{Error, Kind, Result};
 use crate::model::id::{Incarnation, SubscriptionId};
@@ -23,6 +25,7 @@ pub(crate) struct Presence {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Clock,
     pub(crate) wake: Arc<dyn Wake>,
+    pub(crate) care: Care,
     pub(crate) incarnation: Incarnation,
     name: String,
     every: Duration,
@@ -56,17 +59,26 @@ pub(crate) struct Identity {
     pub(crate) every: Duration,
 }
 
+/// What sweeps need to look after tallies.
+#[derive(Debug)]
+pub(crate) struct Care {
+    pub(crate) courier: Arc<Courier>,
+    pub(crate) kept: Kept,
+}
+
 impl Presence {
     pub(crate) fn new(
         store: Arc<dyn Store>,
         clock: Clock,
         wake: Arc<dyn Wake>,
         who: Identity,
+        care: Care,
     ) -> Arc<Presence> {
         Arc::new(Presence {
             store,
             clock,
             wake,
+            care,
             incarnation: who.incarnation,
             name: who.name,
             every: who.every,

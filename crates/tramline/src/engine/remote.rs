@@ -69,9 +69,11 @@ impl Tramline {
     }
 
     async fn take_now(&self, take: &Take) -> Result<Claimed> {
-        let claimed = self.store().claim(self.claim_for(take, Suspects::Leave)).await?;
+        let mut claimed = self.store().claim(self.claim_for(take, Suspects::Leave)).await?;
+        self.courier().send(&claimed.news);
         if claimed.slices.is_empty() && claimed.suspects_wait {
-            return self.store().claim(self.claim_for(take, Suspects::TakeOne)).await;
+            claimed = self.store().claim(self.claim_for(take, Suspects::TakeOne)).await?;
+            self.courier().send(&claimed.news);
         }
         Ok(claimed)
     }
@@ -106,6 +108,7 @@ impl Tramline {
         let settle = Settle { subscription, results, now: self.clock().now() };
         let settled =
             if settle.results.is_empty() { Default::default() } else { self.store().settle(settle).await? };
+        self.courier().send(&settled.news);
         // A settled lane is free for the next claim, which may be waiting for just that.
         if settled.wake || ordered {
             self.wake().notify(&[subscription]);

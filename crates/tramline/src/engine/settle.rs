@@ -184,6 +184,7 @@ async fn try_settle(run: &Run, batch: &[Outcomes]) -> Result<Settled> {
 }
 
 fn accept(run: &Run, batch: &[Outcomes], settled: Settled, answer: &mut Answer) {
+    run.tram.courier().send(&settled.news);
     if settled.wake {
         run.tram.wake().notify(&[run.subscription.id]);
     }

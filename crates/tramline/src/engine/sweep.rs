@@ -5,6 +5,7 @@ use crate::engine::presence::Presence;
 use crate::error::Result;
 use crate::model::id::SubscriptionId;
 use crate::store::verbs::{Sweep, Swept};
+use crate::store::verbs_tally::SweepTallies;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -51,12 +52,33 @@ pub(crate) async fn sweep(presence: &Presence) -> Result<Swept> {
             break;
         }
     }
+    look_after_tallies(presence).await?;
     sum.wake.sort_unstable();
     sum.wake.dedup();
     for &subscription in &sum.wake {
         back_fill(presence, subscription).await?;
     }
     Ok(sum)
+}
+
+/// Expires, proves and removes tallies, and delivers what a process that died could not.
+async fn look_after_tallies(presence: &Presence) -> Result<()> {
+    let kept = presence.care.kept;
+    for _ in 0..STEPS {
+        let (keep_open, keep_sealed) = (kept.open, kept.sealed);
+        let sweep = SweepTallies { keep_open, keep_sealed, limit: LIMIT, now: presence.clock.now() };
+        let swept = presence.store.sweep_tallies(sweep).await?;
+        if swept.repaired > 0 {
+            tracing::warn!(
+                tallies = swept.repaired,
+                "tallies had lost count and were put right; please report this"
+            );
+        }
+        if !swept.more {
+            break;
+        }
+    }
+    presence.care.courier.deliver_all().await.map(|_| ())
 }
 
 /// Writes retained events into a new subscription. Its own workers do this too; here it is for those that have none.

@@ -2,14 +2,16 @@
 
 use crate::engine::buffer::{Buffer, Rejected};
 use crate::engine::clock::Clock;
+use crate::engine::courier::Courier;
 use crate::engine::emit::Emitter;
 use crate::engine::follow::Follow;
 use crate::engine::gate::Gate;
 use crate::engine::hooks::Hooks;
 use crate::engine::options::Options;
-use crate::engine::presence::{Identity, Membership, Presence};
+use crate::engine::presence::{Care, Identity, Membership, Presence};
 use crate::engine::receipt::{IntoEvents, Receipt};
 use crate::engine::sweep;
+use crate::engine::tally::Tallies;
 use crate::engine::worker::Worker;
 use crate::error::Result;
 use crate::model::id::{EventId, Incarnation};
@@ -39,6 +41,8 @@ struct Inner {
     buffer: Buffer,
     presence: Arc<Presence>,
     gate: Gate,
+    courier: Arc<Courier>,
+    tallies: Tallies,
 }
 
 impl Tramline {
@@ -82,10 +86,14 @@ impl Tramline {
         let emitter = Emitter::new(store.clone(), clock.clone(), wake.clone(), options.flushers());
         let name = options.name.unwrap_or_else(|| format!("{}-{:x}", std::process::id(), incarnation.0));
         let who = Identity { incarnation, name, every: options.heartbeat };
+        let courier = Courier::new(store.clone(), clock.clone(), wake.clone());
+        let care = Care { courier: courier.clone(), kept: options.tallies_kept };
         let inner = Inner {
             buffer: Buffer::new(emitter.clone(), clock.clone(), hooks.clone(), options.buffer),
-            presence: Presence::new(store.clone(), clock.clone(), wake.clone(), who),
+            presence: Presence::new(store.clone(), clock.clone(), wake.clone(), who, care),
             gate: Gate::default(),
+            tallies: Tallies::new(store.clone(), clock.clone(), wake.clone(), courier.clone()),
+            courier,
             store,
             opened,
             clock,
@@ -140,6 +148,11 @@ impl Tramline {
         Worker::new(self.clone(), subscription.into())
     }
 
+    /// Tallies: sets of items that are tracked to completion. Needs a Tokio runtime.
+    pub fn tallies(&self) -> &Tallies {
+        &self.inner.tallies
+    }
+
     /// Follows a topic from after an event (`EventId(0)`: from the oldest retained one): first what is stored, then what comes.
     pub fn follow(&self, topic: impl Into<String>, after: EventId) -> Follow {
         Follow::new(self.clone(), topic.into(), after)
@@ -151,7 +164,7 @@ impl Tramline {
     }
 
     /// One sweep now: retention, expired entries, what was deleted, dead workers (if this process has shown signs of life for long
-    /// enough), back-fills.
+    /// enough), back-fills, tallies.
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer.
@@ -164,6 +177,7 @@ impl Tramline {
     pub async fn close(&self) {
         self.inner.buffer.close().await;
         self.inner.emitter.close();
+        self.inner.tallies.close();
         self.inner.store.close().await;
     }
 
@@ -204,6 +218,10 @@ impl Tramline {
 
     pub(crate) fn presence(&self) -> &Arc<Presence> {
         &self.inner.presence
+    }
+
+    pub(crate) fn courier(&self) -> &Arc<Courier> {
+        &self.inner.courier
     }
 
     pub(crate) fn gate(&self) -> &Gate {

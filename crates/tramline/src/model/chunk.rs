@@ -5,9 +5,10 @@
 //! The predecessors are a column of their own, because they are known only once the keys are locked.
 
 use crate::error::{Error, Result};
-use crate::model::event::{DEFAULT_PRIORITY, Due, Event, Headers, JSON, MAIN_HEADER, StoredEvent};
-use crate::model::id::{ChunkId, EventId, TopicId};
+use crate::model::event::{DEFAULT_PRIORITY, Due, Event, EventItem, Headers, JSON, MAIN_HEADER, StoredEvent};
+use crate::model::id::{ChunkId, EventId, SubscriptionId, TallyId, TopicId};
 use crate::model::mask::Mask;
+use crate::model::tally::TallyItem;
 use crate::model::time::{Time, millis};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, Serializer};
@@ -17,8 +18,8 @@ use std::sync::Arc;
 /// The most that a chunk may weigh, unless one event alone is heavier.
 pub const MAX_BYTES: usize = 1 << 20;
 
-/// One event in `meta`: type, key, content type (`""` is JSON), headers, payload length; and when it is due and how urgent it
-/// is, unless that is at once and as usual.
+/// One event in `meta`: type, key, content type (`""` is JSON), headers, payload length; when it is due and how urgent it is,
+/// unless that is at once and as usual; and the item of a tally that it is, if it is one.
 #[derive(Deserialize)]
 struct Meta<'a>(
     #[serde(borrow)] Cow<'a, str>,
@@ -27,7 +28,25 @@ struct Meta<'a>(
     Option<Cow<'a, Headers>>,
     usize,
     #[serde(default)] Option<When>,
+    #[serde(default)] Option<Item>,
 );
+
+/// The tally, the number of the item, and the subscription whose settling ends it.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct Item(i64, u64, i64);
+
+impl Item {
+    fn of(event: &Event) -> Option<Item> {
+        let EventItem { item, subscription } = event.item?;
+        Some(Item(item.tally.0, item.number, subscription.0))
+    }
+
+    fn read(self) -> EventItem {
+        let Item(tally, number, subscription) = self;
+        let item = TallyItem { tally: TallyId(tally), number };
+        EventItem { item, subscription: SubscriptionId(subscription) }
+    }
+}
 
 /// The delay in milliseconds, the earliest time, the priority.
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -48,10 +67,13 @@ impl When {
 
 impl Serialize for Meta<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let Meta(kind, key, content_type, headers, length, when) = self;
-        match when {
-            None => (kind, key, content_type, headers, length).serialize(serializer),
-            Some(when) => (kind, key, content_type, headers, length, when).serialize(serializer),
+        let Meta(kind, key, content_type, headers, length, when, item) = self;
+        match (when, item) {
+            (None, None) => (kind, key, content_type, headers, length).serialize(serializer),
+            (Some(when), None) => (kind, key, content_type, headers, length, when).serialize(serializer),
+            (when, Some(item)) => {
+                (kind, key, content_type, headers, length, when, item).serialize(serializer)
+            }
         }
     }
 }
@@ -61,6 +83,7 @@ pub(crate) struct Outline {
     pub(crate) key: Option<Arc<str>>,
     pub(crate) due_at: Time,
     pub(crate) priority: u8,
+    pub(crate) item: Option<EventItem>,
 }
 
 /// The two parts of a chunk row.
@@ -94,6 +117,7 @@ fn meta_of(event: &Event) -> Meta<'_> {
         (!event.headers.is_empty()).then_some(Cow::Borrowed(&event.headers)),
         event.payload.len(),
         When::of(event),
+        Item::of(event),
     )
 }
 
@@ -130,7 +154,8 @@ impl ChunkRow {
         let mut types = Interner(json.clone());
         let mut at = 0;
         let mut events = Vec::with_capacity(metas.len());
-        for (index, Meta(kind, key, content_type, headers, length, _)) in metas.into_iter().enumerate() {
+        for (index, Meta(kind, key, content_type, headers, length, _, item)) in metas.into_iter().enumerate()
+        {
             if at + length > self.body.len() {
                 return Err(self.damaged());
             }
@@ -144,6 +169,7 @@ impl ChunkRow {
                 content_type: if content_type.is_empty() { json.clone() } else { types.get(&content_type) },
                 headers: self.headers(index, headers, &no_headers),
                 emitted_at: self.emitted_at,
+                item: item.map(|item| item.read().item),
             });
             at += length;
         }
@@ -179,9 +205,17 @@ impl ChunkRow {
         let outline = |meta: Meta<'_>| {
             let When(delay, at, priority) = meta.5.unwrap_or(When::USUAL);
             let due_at = Time(self.emitted_at.0.saturating_add(delay).max(at));
-            Outline { key: meta.1.as_deref().map(Arc::from), due_at, priority }
+            let item = meta.6.map(Item::read);
+            Outline { key: meta.1.as_deref().map(Arc::from), due_at, priority, item }
         };
         Ok(metas.into_iter().map(outline).collect())
+    }
+
+    /// The items of tallies that end when `subscription` is done with the events in `mask`.
+    pub(crate) fn items(&self, subscription: SubscriptionId, mask: Mask) -> Result<Vec<TallyItem>> {
+        let outlines = self.outlines()?;
+        let items = mask.iter().filter_map(|index| outlines.get(index as usize)?.item);
+        Ok(items.filter(|item| item.subscription == subscription).map(|item| item.item).collect())
     }
 
     /// The events whose positions are in `mask`.

@@ -1,8 +1,9 @@
 //! Events: what a program hands in, and what is kept of it for ever.
 
 use crate::error::{Error, Kind, Result};
-use crate::model::id::EventId;
+use crate::model::id::{EventId, SubscriptionId, TallyId};
 use crate::model::name;
+use crate::model::tally::TallyItem;
 use crate::model::time::Time;
 use bytes::Bytes;
 use serde::Serialize;
@@ -48,6 +49,27 @@ pub struct Event {
     pub(crate) idempotency_key: Option<String>,
     pub(crate) state: Option<Bytes>,
     pub(crate) is_sub: bool,
+    pub(crate) tally: Option<InTally>,
+    /// The item that it is, once its tally has numbered it.
+    pub(crate) item: Option<EventItem>,
+}
+
+/// The tally whose item an event is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InTally {
+    pub(crate) id: TallyId,
+    /// Whose settling ends the item; `None`: the only subscription of the topic.
+    pub(crate) subscription: Option<String>,
+    /// From inside which item of the tally it is emitted.
+    pub(crate) within: Option<u64>,
+}
+
+/// An event as an item of a tally.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EventItem {
+    pub(crate) item: TallyItem,
+    /// Whose settling ends it.
+    pub(crate) subscription: SubscriptionId,
 }
 
 /// The header in which a sub-event names its main event.
@@ -93,6 +115,8 @@ impl Event {
             idempotency_key: None,
             state: None,
             is_sub: false,
+            tally: None,
+            item: None,
         }
     }
 
@@ -185,6 +209,34 @@ impl Event {
         self
     }
 
+    /// Makes it an item of a tally: the item ends when the only subscription of the topic is done with the event, or fails when
+    /// the event is dead, dropped or cancelled there. With several subscriptions, say which one with [`Event::tally_of`].
+    #[must_use]
+    pub fn tally(self, tally: TallyId) -> Event {
+        self.in_tally(tally, None)
+    }
+
+    /// Makes it an item of a tally, which ends when `subscription` is done with the event.
+    #[must_use]
+    pub fn tally_of(self, tally: TallyId, subscription: impl Into<String>) -> Event {
+        self.in_tally(tally, Some(subscription.into()))
+    }
+
+    fn in_tally(mut self, id: TallyId, subscription: Option<String>) -> Event {
+        let within = self.tally.take().and_then(|tally| tally.within);
+        self.tally = Some(InTally { id, subscription, within });
+        self
+    }
+
+    /// Makes it an item of the same tally as `item`, from inside which it is emitted: a growing tally takes it even after it was
+    /// sealed, as long as `item` is unfinished. Handlers have [`Context::grow`](crate::Context::grow).
+    #[must_use]
+    pub fn within(mut self, item: TallyItem) -> Event {
+        let subscription = self.tally.take().and_then(|tally| tally.subscription);
+        self.tally = Some(InTally { id: item.tally, subscription, within: Some(item.number) });
+        self
+    }
+
     /// The topic it goes to.
     pub fn topic(&self) -> &str {
         &self.topic
@@ -194,6 +246,9 @@ impl Event {
     pub(crate) fn check(&self) -> Result<()> {
         name::check("topic", &self.topic)?;
         name::check_kind(&self.kind)?;
+        if let Some(subscription) = self.tally.as_ref().and_then(|tally| tally.subscription.as_deref()) {
+            name::check("subscription", subscription)?;
+        }
         limit("payload", self.payload.len(), MAX_PAYLOAD)?;
         limit("key", self.key.as_ref().map_or(0, String::len), MAX_KEY)?;
         limit("headers", self.headers.iter().map(|(k, v)| k.len() + v.len()).sum(), MAX_HEADERS)?;
@@ -262,6 +317,8 @@ pub struct StoredEvent {
     pub headers: Arc<Headers>,
     /// When it was stored, by the store's clock.
     pub emitted_at: Time,
+    /// The item of a tally that it is.
+    pub item: Option<TallyItem>,
 }
 
 /// What an emit gives back for each of its events, in the order they were given.

@@ -47,6 +47,11 @@ number! {
     LaneId
 }
 
+number! {
+    /// A tally, never reused.
+    TallyId
+}
+
 /// The greatest number of lanes that a topic can have.
 pub const MAX_LANES: u32 = 4096;
 
@@ -84,6 +89,14 @@ impl LaneId {
     /// The topic that the lane belongs to.
     pub const fn topic(self) -> TopicId {
         TopicId(self.0.div_euclid(MAX_LANES as i64))
+    }
+}
+
+impl TallyId {
+    /// Where hints about the tally are heard. Subscriptions are numbered from 1, so negative numbers are free, and hints about
+    /// tallies travel like those about work.
+    pub(crate) const fn bell(self) -> SubscriptionId {
+        SubscriptionId(-self.0)
     }
 }
 

@@ -6,6 +6,7 @@
 //! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
 //! - [`resequencer`]: the consumer's side of the order
 //! - [`id`], [`name`], [`pattern`], [`time`]: numbers, names and points in time
+//! - [`tally`]: sets of items that are tracked to completion
 //! - [`token`]: who may do what over the network
 
 pub mod chunk;
@@ -23,5 +24,6 @@ pub mod rule;
 pub mod slice;
 pub mod status;
 pub mod subscription;
+pub mod tally;
 pub mod time;
 pub mod token;

@@ -91,6 +91,8 @@ pub struct Slice {
     pub owner: Incarnation,
     /// True once somebody replayed it: it may come out of order.
     pub replayed: bool,
+    /// True if some of its events may be items of tallies that end with them; mostly there are none, and nobody has to look.
+    pub tallied: bool,
     /// What its chunk weighs, so that claims can be capped by bytes.
     pub bytes: u32,
     /// Why it failed last.

@@ -67,6 +67,8 @@ pub struct SlicePlan {
     pub priority: u8,
     /// Which events.
     pub mask: Mask,
+    /// True if some of them are items of tallies that end with them in this subscription.
+    pub tallied: bool,
 }
 
 /// A key to lock, and its last event after the emit.
@@ -304,6 +306,10 @@ fn slices(topic: &TopicView, run: &[(usize, &Event)], spread: u64) -> Vec<SliceP
             *mask = mask.plus(bit);
         }
     }
+    let tallied = |subscription, mask: Mask| {
+        let items = || run.iter().enumerate().filter_map(|(at, (_, event))| Some((at as u32, event.item?)));
+        items().any(|(at, item)| item.subscription == subscription && mask.contains(at))
+    };
     let mut slices = Vec::new();
     for &(subscription, is_ordered) in &topic.subscriptions {
         if is_ordered {
@@ -313,6 +319,7 @@ fn slices(topic: &TopicView, run: &[(usize, &Event)], spread: u64) -> Vec<SliceP
                 due,
                 priority: 0,
                 mask,
+                tallied: tallied(subscription, mask),
             }));
         } else {
             slices.extend(unordered.iter().map(|(&(priority, due), &mask)| SlicePlan {
@@ -321,6 +328,7 @@ fn slices(topic: &TopicView, run: &[(usize, &Event)], spread: u64) -> Vec<SliceP
                 due,
                 priority,
                 mask,
+                tallied: tallied(subscription, mask),
             }));
         }
     }

@@ -5,6 +5,7 @@ use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::{OnExhausted, Policy};
+use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::plan::{Changes, LaneView};
 
@@ -96,6 +97,7 @@ pub(super) fn bury_part(
     let owner = if part.is_interrupted() { part.owner } else { Default::default() };
     let dead = Slice { state: State::Dead, due_at: now, owner, ..part };
     let Some(view) = lane else {
+        changes.end(&dead, dead.mask, Ending::Failed);
         if policy.on_exhausted != OnExhausted::Drop {
             super::join(&mut changes.insert, dead);
         }
@@ -113,6 +115,7 @@ pub(super) fn bury_part(
             OnExhausted::Drop => {}
             OnExhausted::Dead | OnExhausted::Hold => super::join(&mut changes.insert, one),
         }
+        changes.end(&dead, Mask::of(event.index()), Ending::Failed);
         if keyed {
             view.gap(event, changes);
             view.unpark(event, changes);

@@ -1,8 +1,11 @@
 //! Replay, drop, cancel, resend and adoption: changes that somebody asks for.
 
-use crate::model::id::{ChunkId, EventId, LaneId, SliceId, SubscriptionId};
+use crate::error::Result;
+use crate::model::chunk::ChunkRow;
+use crate::model::id::{EventId, LaneId, SliceId, SubscriptionId};
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
+use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::plan::{Changes, LaneView};
 
@@ -38,6 +41,7 @@ pub fn replay(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
 /// Events that nobody has claimed are dropped: dead, held or cancelled ones.
 pub fn remove(slice: &Slice, mask: Mask, lane: Option<&mut LaneView>, changes: &mut Changes) {
     cut(slice, mask, changes);
+    changes.end(slice, mask, Ending::Failed);
     let Some(view) = lane else { return };
     // A dead event is a gap already; a replayed one had its place in the order before.
     if slice.state == State::Dead || slice.replayed {
@@ -75,20 +79,19 @@ pub fn adopt(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     changes.insert.push(ready);
 }
 
-/// Events that the subscription had finished with, to be done again.
+/// Events of `row` that the subscription had finished with, to be done again.
 pub fn resend(
     subscription: SubscriptionId,
     lane: LaneId,
-    chunk: ChunkId,
+    row: &ChunkRow,
     mask: Mask,
     now: Time,
-    bytes: u32,
     changes: &mut Changes,
-) {
+) -> Result<()> {
     changes.wake = true;
     changes.insert.push(Slice {
         id: SliceId(0),
-        chunk,
+        chunk: row.chunk,
         subscription,
         lane,
         state: State::Ready,
@@ -101,9 +104,11 @@ pub fn resend(
         epoch: 0,
         owner: Default::default(),
         replayed: true,
-        bytes,
+        tallied: !row.items(subscription, mask)?.is_empty(),
+        bytes: row.body.len() as u32,
         error: None,
     });
+    Ok(())
 }
 
 /// Where an event is among the slices of its chunk in one subscription.

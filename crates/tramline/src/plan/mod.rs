@@ -10,6 +10,7 @@
 //! - [`expire`]: what becomes of a lease that nobody settled
 //! - [`release`]: what goes back when somebody gives back a part of what it has
 //! - [`mend`]: replay, drop, cancel and resend
+//! - [`tally`]: what additions, acks and seals make of a tally
 
 pub mod claim;
 pub mod emit;
@@ -18,10 +19,13 @@ pub mod lane;
 pub mod mend;
 pub mod release;
 pub mod settle;
+pub mod tally;
 
 use crate::model::id::{ChunkId, EventId, LaneId, SliceId};
 use crate::model::lane::{Lane, hash};
+use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
+use crate::model::tally::Ending;
 use crate::model::time::Time;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -45,8 +49,23 @@ pub struct Changes {
     pub gaps: Vec<(LaneId, Arc<str>, EventId)>,
     /// Gaps of a key that were told: those before this event.
     pub told: Vec<(LaneId, Arc<str>, EventId)>,
+    /// Events that have ended and are items of tallies.
+    pub ended: Vec<(ChunkId, Mask, Ending)>,
     /// True when events became claimable that were not before.
     pub wake: bool,
+}
+
+impl Changes {
+    /// Remembers that events of a slice have ended, if they may be items of tallies.
+    fn end(&mut self, slice: &Slice, mask: Mask, ending: Ending) {
+        if !slice.tallied || mask.is_empty() {
+            return;
+        }
+        match self.ended.last_mut().filter(|last| (last.0, last.2) == (slice.chunk, ending)) {
+            Some(last) => last.1 = last.1.plus(mask),
+            None => self.ended.push((slice.chunk, mask, ending)),
+        }
+    }
 }
 
 /// A key that waits behind one of its events.
@@ -173,7 +192,7 @@ impl LaneView {
 
 /// The part of a slice that waits behind its key.
 fn parked_part(slice: &Slice, key: &str, event: EventId) -> Slice {
-    let mask = crate::model::mask::Mask::of(event.index());
+    let mask = Mask::of(event.index());
     Slice { state: State::Parked, rank: i64::from(hash(key)), owner: Default::default(), ..slice.part(mask) }
 }
 

@@ -6,6 +6,7 @@ use crate::model::mask::Mask;
 use crate::model::outcome::{Outcome, bounded};
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::{OnExhausted, Policy, WhileRetrying};
+use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::plan::expire::bury_part;
 use crate::plan::{Changes, LaneView, join, parked_part};
@@ -31,6 +32,7 @@ pub fn settle(
     changes: &mut Changes,
 ) -> Vec<bool> {
     let mut rest = slice.mask;
+    let mut done = Mask::EMPTY;
     let mut accepted = Vec::with_capacity(outcomes.len());
     for (index, outcome) in outcomes {
         let known = rest.contains(*index);
@@ -41,7 +43,7 @@ pub fn settle(
         rest = rest.minus(Mask::of(*index));
         let event = EventId::at(slice.chunk, *index);
         match next(&slice, event, outcome, policy, now) {
-            None => {}
+            None => done = done.plus(Mask::of(*index)),
             Some(Next::Again { due_at, attempts, error }) => {
                 changes.wake |= due_at <= now;
                 join(&mut changes.insert, again(&slice, event, due_at, attempts, error));
@@ -52,6 +54,7 @@ pub fn settle(
             }
         }
     }
+    changes.end(&slice, done, Ending::Done);
     keep_rest(slice, rest, changes);
     accepted
 }
@@ -136,6 +139,7 @@ fn settle_one(
     let Some(event) = part.events().next() else { return };
     match next(&part, event, outcome, policy, now) {
         None => {
+            changes.end(&part, part.mask, Ending::Done);
             if !part.replayed {
                 view.tell(event, changes);
                 view.unpark(event, changes);

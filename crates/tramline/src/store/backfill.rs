@@ -13,8 +13,10 @@ use std::collections::BTreeMap;
 /// The slices that an emit would have written, had the subscription been there.
 pub(crate) fn slices_of(row: &ChunkRow, lanes: u32, subscription: &Subscription) -> Result<Vec<Slice>> {
     let mut masks: BTreeMap<(LaneId, Time, i64), Mask> = BTreeMap::new();
+    let mut tallied = false;
     let keyless = LaneId::of(row.topic, (row.chunk.0.unsigned_abs() % u64::from(lanes.max(1))) as u32);
     for (index, event) in row.outlines()?.iter().enumerate() {
+        tallied |= event.item.is_some_and(|item| item.subscription == subscription.id);
         let (lane, rank) = match &event.key {
             _ if !subscription.policy.is_ordered() => (LaneId::UNORDERED, i64::from(event.priority)),
             Some(key) => (lane::of(row.topic, lanes, key), 0),
@@ -38,6 +40,7 @@ pub(crate) fn slices_of(row: &ChunkRow, lanes: u32, subscription: &Subscription)
         epoch: 0,
         owner: Default::default(),
         replayed: false,
+        tallied,
         bytes: row.body.len() as u32,
         error: None,
     };

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
 use crate::model::event::StoredEvent;
-use crate::model::id::{ChunkId, EventId};
+use crate::model::id::{ChunkId, EventId, TallyId};
 use crate::model::rule::RuleKind;
 use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
@@ -28,6 +28,7 @@ pub(crate) struct RawClaim {
     pub(crate) suspects_wait: bool,
     pub(crate) stopped_by: Option<RuleKind>,
     pub(crate) backfilling: bool,
+    pub(crate) news: Vec<TallyId>,
 }
 
 impl Taker {
@@ -109,6 +110,7 @@ impl RawClaim {
             suspects_wait: self.suspects_wait,
             stopped_by: self.stopped_by,
             backfilling: self.backfilling,
+            news: self.news,
         })
     }
 }

@@ -1,7 +1,9 @@
 //! What was deleted goes in two moves: it leaves the catalogue at once, and its rows go later, a bounded number at a time, so that
 //! nobody waits for them however many there are.
 
-use crate::model::id::{LaneId, SubscriptionId, TopicId};
+use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
+use crate::model::mask::Mask;
+use crate::model::slice::{Slice, State};
 use std::sync::Arc;
 
 /// How much one step removes of chunks, in bytes: many small rows cost little, a few large ones as much.
@@ -47,6 +49,12 @@ impl Deleted {
             (topic, subscription) => Deleted::Left(SubscriptionId(subscription), TopicId(topic)),
         }
     }
+}
+
+/// Which events of these slices nobody will ever do, where they may be items of tallies. Dead ones have failed before.
+pub(crate) fn given_up(slices: &[Slice]) -> impl Iterator<Item = (SubscriptionId, ChunkId, Mask)> {
+    let pending = slices.iter().filter(|slice| slice.tallied && slice.state != State::Dead);
+    pending.map(|slice| (slice.subscription, slice.chunk, slice.mask))
 }
 
 /// The lanes of a topic: from the first number to before the second.

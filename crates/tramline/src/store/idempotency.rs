@@ -79,6 +79,9 @@ fn hash(unit: &[Event]) -> Vec<u8> {
             Due::After(delay) => field(&millis(delay).to_le_bytes()),
             Due::At(time) => field(format!("at {}", time.0).as_bytes()),
         }
+        if let Some(tally) = &event.tally {
+            field(format!("tally {} {:?} {:?}", tally.id, tally.within, tally.subscription).as_bytes());
+        }
         field(&(event.headers.len() as u64).to_le_bytes());
         for (name, value) in &event.headers {
             field(name.as_bytes());
@@ -91,6 +94,7 @@ fn hash(unit: &[Event]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::id::TallyId;
 
     #[test]
     fn every_part_of_an_event_counts() {
@@ -105,6 +109,8 @@ mod tests {
             event.clone().state("s"),
             event.clone().content_type("x/y"),
             event.clone().sub_event(),
+            event.clone().tally(TallyId(1)),
+            event.clone().tally_of(TallyId(1), "s"),
             Event::new("t", "y").key("k"),
         ];
         for other in others {

@@ -1,7 +1,7 @@
 //! The store: where events, work and order are kept.
 //!
 //! [`Store`] is all that the engine knows of a database. Every verb is one atomic step; what it takes and gives is in
-//! [`verbs`]. All stores decide with the pure functions of [`crate::plan`] and pass one conformance suite.
+//! [`verbs`] and [`verbs_tally`]. All stores decide with the pure functions of [`crate::plan`] and pass one conformance suite.
 
 pub(crate) mod backfill;
 pub mod catalog;
@@ -10,13 +10,16 @@ pub(crate) mod deleted;
 pub(crate) mod idempotency;
 pub mod postgres;
 pub mod sqlite;
+pub(crate) mod tally;
 pub(crate) mod token;
 pub mod verbs;
+pub mod verbs_tally;
 
 use crate::error::{Error, Result};
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
+use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use async_trait::async_trait;
@@ -24,6 +27,7 @@ use postgres::PostgresStore;
 use sqlite::SqliteStore;
 use std::sync::Arc;
 use verbs::*;
+use verbs_tally::*;
 
 /// Opens the store behind a URL, and brings it up to date: `sqlite://path`, `sqlite::memory:`,
 /// `postgres://user@host/database`.
@@ -143,6 +147,33 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>>;
     /// Lets parked keys go on. Gives how many.
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64>;
+
+    /// Opens a tally. `Conflict` when its idempotency key was used for another one; `NotFound` when it has no such parent.
+    async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally>;
+    /// Adds items. `NotFound`; `Conflict` when it is sealed (and does not grow from inside an unfinished item) or has ended.
+    async fn add_items(&self, add: AddItems) -> Result<Added>;
+    /// Says that a tally has all its items; again is harmless. `NotFound`; `Conflict` when it was given up, or has another
+    /// number of items than expected.
+    async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally>;
+    /// Ends items, of any number of tallies. What does not exist is an answer, not an error; again is harmless.
+    async fn ack_items(&self, ack: AckItems) -> Result<AckedItems>;
+    /// Counts estimated tallies up and down. Each gets an answer of its own: `NotFound`, `Invalid` for one that has items,
+    /// `Conflict` for adding to a sealed one.
+    async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>>;
+    /// A tally, with exact counts.
+    async fn tally(&self, find: NameTally) -> Result<Option<Tally>>;
+    /// Tallies, by number.
+    async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>>;
+    /// Gives a tally up; again is harmless. `NotFound`; `Conflict` when it is complete or has expired.
+    async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally>;
+    /// Deletes a tally, in whatever state. `NotFound`.
+    async fn delete_tally(&self, delete: NameTally) -> Result<()>;
+    /// Removes tallies that nothing has happened to for long.
+    async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies>;
+    /// Emits what tallies have to tell: each piece of news exactly once.
+    async fn deliver(&self, deliver: Deliver) -> Result<Delivered>;
+    /// Looks after tallies: expiry, proof that none is stuck, removal.
+    async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies>;
 
     /// Keeps a token. `Conflict` when its name is taken.
     async fn put_token(&self, put: PutToken) -> Result<Token>;

@@ -9,7 +9,7 @@ use tramline::store::Store;
 
 pub(crate) use tramline::error::{Kind, Result};
 pub(crate) use tramline::model::event::Event;
-pub(crate) use tramline::model::id::{EventId, Incarnation, SubscriptionId};
+pub(crate) use tramline::model::id::{EventId, Incarnation, SubscriptionId, TallyId};
 pub(crate) use tramline::model::lane::{Held, Known, Share};
 pub(crate) use tramline::model::lease::Lease;
 pub(crate) use tramline::model::outcome::Outcome;
@@ -19,8 +19,12 @@ pub(crate) use tramline::model::status::{Counts, Status};
 pub(crate) use tramline::model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying,
 };
+pub(crate) use tramline::model::tally::{
+    Ack, AckCount, Added, Ending, Items, NewTally, Parent, Tally, TallyItem, TallyState,
+};
 pub(crate) use tramline::model::time::Time;
 pub(crate) use tramline::store::verbs::*;
+pub(crate) use tramline::store::verbs_tally::*;
 
 /// The topic of all events, unless a test needs another one.
 pub(crate) const TOPIC: &str = "orders";
@@ -165,6 +169,103 @@ impl Bed {
         };
         tokio::time::timeout(seconds(60), follow).await.expect("the log has all events");
         read
+    }
+
+    pub(crate) async fn open(&self, tally: NewTally) -> TallyId {
+        self.try_open(tally).await.unwrap().id
+    }
+
+    pub(crate) async fn try_open(&self, tally: NewTally) -> Result<OpenedTally> {
+        self.store.open_tally(OpenTally { tally, now: self.now() }).await
+    }
+
+    pub(crate) async fn add(&self, tally: TallyId, count: u64) -> Added {
+        self.try_add(tally, count).await.unwrap()
+    }
+
+    pub(crate) async fn try_add(&self, tally: TallyId, count: u64) -> Result<Added> {
+        self.store.add_items(AddItems { tally, count, within: None, token: None, now: self.now() }).await
+    }
+
+    /// Seals; true if this made it complete.
+    pub(crate) async fn seal(&self, tally: TallyId) -> bool {
+        self.try_seal(tally, None).await.unwrap().completed_now
+    }
+
+    pub(crate) async fn try_seal(&self, tally: TallyId, expected: Option<u64>) -> Result<SealedTally> {
+        let by = Incarnation::random().0;
+        self.store.seal_tally(SealTally { tally, expected, by, now: self.now() }).await
+    }
+
+    /// Items are done; true if this made the tally complete.
+    pub(crate) async fn ack(&self, tally: TallyId, items: impl Into<Items>) -> bool {
+        let acked = self.ack_all(vec![Ack { tally, items: vec![items.into()], ending: Ending::Done }]).await;
+        !acked.completed.is_empty()
+    }
+
+    pub(crate) async fn fail(&self, tally: TallyId, items: impl Into<Items>) -> bool {
+        let acked =
+            self.ack_all(vec![Ack { tally, items: vec![items.into()], ending: Ending::Failed }]).await;
+        !acked.completed.is_empty()
+    }
+
+    pub(crate) async fn ack_all(&self, acks: Vec<Ack>) -> AckedItems {
+        let by = Incarnation::random().0;
+        self.store.ack_items(AckItems { acks, by, now: self.now() }).await.unwrap()
+    }
+
+    pub(crate) async fn tally(&self, tally: TallyId) -> Tally {
+        self.store.tally(NameTally { tally, now: self.now() }).await.unwrap().unwrap()
+    }
+
+    /// Total, done, failed.
+    pub(crate) async fn tallied(&self, tally: TallyId) -> (u64, u64, u64) {
+        let tally = self.tally(tally).await;
+        (tally.total, tally.done, tally.failed)
+    }
+
+    pub(crate) async fn deliver(&self) -> Delivered {
+        let mut sum = Delivered::default();
+        loop {
+            let delivered = self.store.deliver(Deliver { limit: 100, now: self.now() }).await.unwrap();
+            sum.count += delivered.count;
+            sum.wake.extend(delivered.wake);
+            sum.completed.extend(delivered.completed);
+            if !delivered.more {
+                return sum;
+            }
+        }
+    }
+
+    pub(crate) async fn sweep_tallies(&self) -> SweptTallies {
+        let week = seconds(7 * 24 * 3600);
+        let sweep = SweepTallies { keep_open: week, keep_sealed: week, limit: 100, now: self.now() };
+        self.store.sweep_tallies(sweep).await.unwrap()
+    }
+
+    /// Changes the tables behind the store's back, with a statement that all databases know. False if that cannot be done.
+    pub(crate) async fn spoil(&self, sql: &str) -> bool {
+        match self.fresh.place {
+            Place::SqliteMemory => return false,
+            Place::SqliteFile => {
+                let path = self.fresh.url.trim_start_matches("sqlite://");
+                rusqlite::Connection::open(path).unwrap().execute(sql, []).unwrap();
+            }
+            Place::Postgres => self.fresh.execute(sql).await,
+        }
+        true
+    }
+
+    /// Everything that was emitted to a topic.
+    pub(crate) async fn emitted(&self, topic: &str) -> Vec<tramline::StoredEvent> {
+        let read = ReadLog { topic: topic.into(), after: EventId(0), limit: 1000 };
+        match self.store.read_log(read).await {
+            Ok(page) => page.events,
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::NotFound);
+                Vec::new()
+            }
+        }
     }
 
     pub(crate) async fn beat(&self, incarnation: Incarnation, name: &str) -> Vec<Worker> {

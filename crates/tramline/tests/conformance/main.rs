@@ -46,6 +46,9 @@ mod settle;
 #[path = "../stores/mod.rs"]
 mod stores;
 mod suspects;
+mod tally;
+mod tally_events;
+mod tally_races;
 mod tokens;
 mod traps;
 mod workers;

@@ -13,6 +13,7 @@ use tramline::model::outcome::Outcome;
 use tramline::model::rule::RuleKind;
 use tramline::model::status::Status;
 use tramline::model::subscription::{OnExhausted, Policy, WhileRetrying};
+use tramline::model::tally::Ending;
 use tramline::model::time::Time;
 
 pub(crate) type Key = String;
@@ -27,6 +28,8 @@ pub(crate) struct Sub {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) gaps: BTreeMap<Key, BTreeSet<EventId>>,
     pub(crate) rules: BTreeSet<RuleKind>,
+    /// The events that are items of its tally, and how those ended that have.
+    pub(crate) tallied: BTreeMap<EventId, Option<Ending>>,
 }
 
 /// An event, and what the subscription knows of it.
@@ -105,6 +108,21 @@ impl Sub {
             lanes: vec![Lane::default(); lanes as usize],
             gaps: BTreeMap::new(),
             rules: BTreeSet::new(),
+            tallied: BTreeMap::new(),
+        }
+    }
+
+    /// How many items of its tally have ended so.
+    pub(crate) fn ended(&self, ending: Ending) -> u64 {
+        self.tallied.values().filter(|ended| **ended == Some(ending)).count() as u64
+    }
+
+    /// An item ends once; but what failed is done if it is done after all.
+    fn end(&mut self, id: EventId, ending: Ending) {
+        if let Some(ended) = self.tallied.get_mut(&id)
+            && (ended.is_none() || ending == Ending::Done)
+        {
+            *ended = Some(ending);
         }
     }
 
@@ -211,8 +229,12 @@ impl Sub {
             OnExhausted::Hold if ordered.is_some() && !held_before => Place::Held,
             OnExhausted::Dead | OnExhausted::Hold => Place::Dead,
         };
-        if let (Some(key), true) = (ordered, item.place != Place::Held) {
+        let held = item.place == Place::Held;
+        if let (Some(key), false) = (ordered, held) {
             self.gaps.entry(key).or_default().insert(id);
+        }
+        if !held {
+            self.end(id, Ending::Failed);
         }
     }
 
@@ -256,6 +278,7 @@ impl Sub {
 
     /// The consumer has seen the event, and with it the gaps before it.
     fn done(&mut self, id: EventId) {
+        self.end(id, Ending::Done);
         if let Some(key) = self.ordered_key(id).cloned() {
             self.gaps.entry(key).or_default().retain(|gap| *gap > id);
         }
@@ -292,6 +315,7 @@ impl Sub {
         if let (Some(key), false) = (self.ordered_key(id).cloned(), was_dead) {
             self.gaps.entry(key).or_default().insert(id);
         }
+        self.end(id, Ending::Failed);
         self.give_up(id, Place::Gone);
     }
 

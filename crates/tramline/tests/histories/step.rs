@@ -45,6 +45,8 @@ pub(crate) struct New {
     pub(crate) key: Option<u8>,
     pub(crate) delay: u64,
     pub(crate) priority: u8,
+    /// The subscription in whose tally it is an item: one of those that are there from the start.
+    pub(crate) tally: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -197,8 +199,8 @@ fn halting() -> impl Strategy<Value = WhileRetrying> {
 
 fn step() -> impl Strategy<Value = Step> {
     let (sub, worker) = (0..5usize, 0..3usize);
-    let event = (option::weighted(0.85, 0..4u8), delay(), 3..6u8);
-    let event = event.prop_map(|(key, delay, priority)| New { key, delay, priority });
+    let event = (option::weighted(0.85, 0..4u8), delay(), 3..6u8, option::weighted(0.5, 0..4usize));
+    let event = event.prop_map(|(key, delay, priority, tally)| New { key, delay, priority, tally });
     let claim = (sub.clone(), worker.clone(), prop_oneof![1..4u32, Just(100)], any::<bool>());
     let claim = (claim, option::weighted(0.2, 0..2u32), prop::bool::weighted(0.1));
     prop_oneof![

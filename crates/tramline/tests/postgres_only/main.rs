@@ -6,4 +6,5 @@ mod claims;
 mod locks;
 mod opening;
 mod plain_sql;
+mod tallies;
 mod transactions;

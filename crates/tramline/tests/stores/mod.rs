@@ -40,13 +40,22 @@ impl Fresh {
 
     pub(crate) async fn close(&self) {
         self.store.close().await;
-        let schema = self.url.split(['?', '&']).find_map(|part| part.strip_prefix("schema="));
-        if let (Place::Postgres, Some(schema)) = (self.place, schema) {
-            use sqlx::Connection;
-            let mut connection = sqlx::PgConnection::connect(&postgres()).await.unwrap();
-            let drop = sqlx::AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE"));
-            sqlx::raw_sql(drop).execute(&mut connection).await.unwrap();
+        if let (Place::Postgres, Some(schema)) = (self.place, self.schema()) {
+            self.execute(&format!("DROP SCHEMA IF EXISTS {schema} CASCADE")).await;
         }
+    }
+
+    fn schema(&self) -> Option<&str> {
+        self.url.split(['?', '&']).find_map(|part| part.strip_prefix("schema="))
+    }
+
+    /// Runs a statement on PostgreSQL, in the schema of the store.
+    pub(crate) async fn execute(&self, sql: &str) {
+        use sqlx::Connection;
+        let mut connection = sqlx::PgConnection::connect(&postgres()).await.unwrap();
+        let schema = self.schema().unwrap_or("public");
+        let sql = sqlx::AssertSqlSafe(format!("SET search_path = {schema}; {sql}"));
+        sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
     }
 }
 

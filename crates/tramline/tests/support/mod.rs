@@ -17,9 +17,10 @@ use tokio::task::JoinHandle;
 use tramline::model::rule::AuditEntry;
 use tramline::model::token::Token;
 use tramline::store::verbs::*;
+use tramline::store::verbs_tally::*;
 use tramline::{
-    Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown, SqliteStore, Store,
-    Subscription, SubscriptionId, Time, Topic, Tramline,
+    Added, Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown, SqliteStore, Store,
+    Subscription, SubscriptionId, Tally, Time, Topic, Tramline,
 };
 
 /// Where manual clocks start.
@@ -264,6 +265,42 @@ impl Store for Disturbed {
     }
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
         self.inner.release_parked(release).await
+    }
+    async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
+        self.pass("open_tally", self.inner.open_tally(open)).await
+    }
+    async fn add_items(&self, add: AddItems) -> Result<Added> {
+        self.pass("add_items", self.inner.add_items(add)).await
+    }
+    async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
+        self.pass("seal_tally", self.inner.seal_tally(seal)).await
+    }
+    async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
+        self.pass("ack_items", self.inner.ack_items(ack)).await
+    }
+    async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
+        self.pass("count_tallies", self.inner.count_tallies(count)).await
+    }
+    async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
+        self.pass("tally", self.inner.tally(find)).await
+    }
+    async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
+        self.pass("tallies", self.inner.tallies(list)).await
+    }
+    async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
+        self.pass("cancel_tally", self.inner.cancel_tally(cancel)).await
+    }
+    async fn delete_tally(&self, delete: NameTally) -> Result<()> {
+        self.pass("delete_tally", self.inner.delete_tally(delete)).await
+    }
+    async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
+        self.pass("reap_tallies", self.inner.reap_tallies(reap)).await
+    }
+    async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
+        self.pass("deliver", self.inner.deliver(deliver)).await
+    }
+    async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
+        self.pass("sweep_tallies", self.inner.sweep_tallies(sweep)).await
     }
     async fn put_token(&self, put: PutToken) -> Result<Token> {
         self.inner.put_token(put).await

@@ -3,7 +3,7 @@
 
 use super::PostgresStore;
 use super::order;
-use super::rows::{apply, chunk_at, chunks, slice, slices};
+use super::rows::{apply, chunk_at, chunks, claimed_slice, slices};
 use super::session::{BY_INDEX, Session};
 use crate::error::Result;
 use crate::model::id::{ChunkId, SubscriptionId, TopicId};
@@ -90,7 +90,7 @@ fn read_due(rows: &[PgRow], taker: &Taker) -> Result<Due> {
     let mut raw = RawClaim { now: Time(now), until: Time(now + taker.until.0), ..RawClaim::default() };
     let (mut taken, mut weight) = (0, 0);
     for row in rows {
-        let slice = slice(row)?;
+        let slice = claimed_slice(row)?;
         taken += slice.mask.count();
         weight += i64::from(slice.bytes);
         raw.chunks.insert(slice.chunk, chunk_at(row, CHUNK)?);
@@ -128,6 +128,7 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
     }
     let read = chunks(session, raw.missing().into_iter()).await?;
     raw.chunks.extend(read);
+    raw.news = session.finish().await?;
     Ok(raw)
 }
 

@@ -48,8 +48,10 @@ pub(super) type Units = Vec<Vec<Event>>;
 /// Units by their place in the call, and what became of them.
 type Answers = Vec<(usize, Result<Emission>)>;
 
-fn is_keyed(unit: &[Event]) -> bool {
+/// True for units that one call of a function cannot store: with an idempotency key, or in a tally.
+fn needs_steps(unit: &[Event]) -> bool {
     unit.first().is_some_and(|event| event.idempotency_key.is_some())
+        || unit.iter().any(|event| event.tally.is_some())
 }
 
 impl PostgresStore {
@@ -57,9 +59,9 @@ impl PostgresStore {
     pub(super) async fn emit_units(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
         let Emit { units, now } = emit;
         let mut answers: Vec<Option<Result<Emission>>> = units.iter().map(|_| None).collect();
-        // Units with an idempotency key need more steps; the others do not wait for them.
+        // Units that need more steps: the others do not wait for them.
         let (with, without): (Vec<usize>, Vec<usize>) =
-            (0..units.len()).partition(|at| is_keyed(&units[*at]));
+            (0..units.len()).partition(|at| needs_steps(&units[*at]));
         let (with, without) =
             tokio::join!(self.emit_all(&units, with, now), self.emit_all(&units, without, now));
         for (at, answer) in with.into_iter().chain(without) {
@@ -123,11 +125,11 @@ impl PostgresStore {
             false => Cow::Owned(group.iter().map(|at| units[*at].clone()).collect()),
         };
         let Some(first) = group.first() else { return Ok(Vec::new()) };
-        let keyed = is_keyed(first);
+        let by_steps = needs_steps(first);
         let mut tries = 0;
         loop {
-            let result = match keyed {
-                true => self.emit_keyed(&group, now, wait).await,
+            let result = match by_steps {
+                true => self.emit_by_steps(&group, now, wait).await,
                 false => self.emit_plain(&group, now, wait).await,
             };
             match result {
@@ -198,8 +200,8 @@ impl PostgresStore {
                 cache.set(Arc::default());
                 continue;
             };
-            if is_keyed(&units[0]) {
-                if let Some(mut answers) = self.emit_keyed_in(&mut session, units).await? {
+            if needs_steps(&units[0]) {
+                if let Some(mut answers) = self.emit_by_steps_in(&mut session, units).await? {
                     return answers.pop().unwrap_or_else(|| Err(restless()));
                 }
             } else if let Some(numbers) =
@@ -394,7 +396,7 @@ fn at(due: Due) -> Option<i64> {
 
 /// The numbers that a plan got.
 pub(super) struct Stored {
-    chunks: Vec<ChunkId>,
+    pub(super) chunks: Vec<ChunkId>,
     heads: Vec<i64>,
 }
 

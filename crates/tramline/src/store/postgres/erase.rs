@@ -1,11 +1,12 @@
 //! Removes the rows of what was deleted, in steps.
 
 use super::rows::slices;
-use super::session::{Query, Session};
+use super::session::{Ended, Query, Session};
 use crate::error::Result;
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::slice::Slice;
-use crate::store::deleted::{Deleted, InTheWay, lanes_of, within_a_step};
+use crate::model::tally::Ending;
+use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, within_a_step};
 use sqlx::Row;
 
 /// All lanes there can be.
@@ -45,9 +46,11 @@ pub(super) async fn is_left(session: &mut Session<'_>, topic: TopicId) -> Result
 }
 
 /// Removes up to `limit` rows of whatever was deleted. True if there may be more. What another node is busy with is left to it.
+/// Topics go last: what a subscription had of a chunk may be items of a tally, and only the chunk knows which.
 pub(super) async fn erase(session: &mut Session<'_>, limit: u32) -> Result<bool> {
-    let sql = "SELECT topic, subscription, next FROM tramline_deleted ORDER BY topic, subscription LIMIT 1 \
-               FOR UPDATE SKIP LOCKED";
+    let sql = "SELECT d.topic, d.subscription, d.next FROM tramline_deleted d WHERE d.subscription > 0 \
+               OR NOT EXISTS (SELECT 1 FROM tramline_deleted s WHERE s.subscription > 0) \
+               ORDER BY d.topic, d.subscription LIMIT 1 FOR UPDATE OF d SKIP LOCKED";
     erase_each(session, |session| session.query(sql), Busy::PassOver, limit).await
 }
 
@@ -175,7 +178,14 @@ async fn erase_left(
     Ok((gone, chunks.last().map_or(next, |last| last + 1)))
 }
 
+/// What will never be done fails, where it is an item of a tally.
 async fn erase_slices(session: &mut Session<'_>, slices: &[Slice]) -> Result<i64> {
+    session.end(given_up(slices).map(|(subscription, chunk, mask)| Ended {
+        subscription,
+        chunk,
+        mask,
+        ending: Ending::Failed,
+    }));
     let sql = "DELETE FROM tramline_slice s USING unnest($1::bigint[], $2::bigint[]) AS u(chunk, id) \
                WHERE s.chunk = u.chunk AND s.id = u.id";
     let query = session

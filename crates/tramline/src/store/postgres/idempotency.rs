@@ -1,12 +1,15 @@
-//! Emits with an idempotency key: the same key gives the first receipt.
+//! Emits that need more than one step: those with an idempotency key, where the same key gives the first receipt, and those in
+//! tallies.
 
 use super::PostgresStore;
-use super::emit::{TRIES, Units, With, restless};
+use super::emit::{Stored, TRIES, Units, With, restless};
 use super::session::{Begin, Session};
-use crate::error::Result;
+use super::tally::place::place;
+use crate::error::{Error, Result};
 use crate::model::event::Event;
 use crate::model::id::TopicId;
 use crate::model::time::{Time, millis};
+use crate::plan::emit::EmitPlan;
 use crate::store::catalog::Catalog;
 use crate::store::idempotency::{self, Entry};
 use crate::store::verbs::Emission;
@@ -16,8 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl PostgresStore {
-    /// A group of units with idempotency keys, in one transaction.
-    pub(super) async fn emit_keyed(
+    /// A group of units with idempotency keys or in tallies, in one transaction.
+    pub(super) async fn emit_by_steps(
         &self,
         units: &[Vec<Event>],
         now: Option<Time>,
@@ -30,7 +33,7 @@ impl PostgresStore {
             sqlx::raw_sql(sqlx::AssertSqlSafe(wait_ms)).execute(&mut *tx).await?;
             let begin = Begin { now, ..Begin::default() };
             let mut session = Session::new(&mut tx, &self.texts, &self.cache, begin).await?;
-            let answers = self.emit_keyed_in(&mut session, units).await?;
+            let answers = self.emit_by_steps_in(&mut session, units).await?;
             if let Some(answers) = answers {
                 tx.commit().await?;
                 return Ok(answers);
@@ -41,8 +44,8 @@ impl PostgresStore {
         Err(restless())
     }
 
-    /// Locks topics, then idempotency keys, then everything else. `None` when the catalogue has changed.
-    pub(super) async fn emit_keyed_in(
+    /// Locks topics, then idempotency keys, then tallies, then everything else. `None` when the catalogue has changed.
+    pub(super) async fn emit_by_steps_in(
         &self,
         session: &mut Session<'_>,
         units: &[Vec<Event>],
@@ -67,7 +70,13 @@ impl PostgresStore {
                 fresh.push(at);
             }
         }
-        let new: Units = fresh.iter().map(|at| units[*at].clone()).collect();
+        let mut new: Units = fresh.iter().map(|at| units[*at].clone()).collect();
+        let mut refused: BTreeMap<usize, Error> = BTreeMap::new();
+        for (at, error) in place(session, &mut new).await?.refused.into_iter().rev() {
+            new.remove(at);
+            refused.insert(fresh.remove(at), error);
+        }
+        give_back(session, refused.keys().filter_map(|at| entries[*at].as_ref())).await?;
         let mut emissions = Vec::new();
         if !new.is_empty() {
             let Some(plan) = self.plan(&new, &catalog) else { return Ok(None) };
@@ -77,13 +86,17 @@ impl PostgresStore {
             else {
                 return Ok(None);
             };
+            mark_tallied(session, &plan, &numbers).await?;
             emissions = numbers.emissions(&plan, new.len());
         }
         write_receipts(session, fresh.iter().map(|at| entries[*at].as_ref()).zip(&emissions)).await?;
         let stored: BTreeMap<usize, Emission> = fresh.into_iter().zip(emissions).collect();
         let answer = |(at, entry): (usize, &Option<Entry>)| match (stored.get(&at), entry) {
             (Some(emission), _) => Ok(emission.clone()),
+            (None, _) if refused.contains_key(&at) => Err(refused[&at].share()),
             (None, Some(entry)) => match first.get(&(entry.topic, entry.key.as_str())) {
+                // Of two with one key, what refuses the first refuses the second.
+                Some(one) if refused.contains_key(one) => Err(refused[one].share()),
                 Some(one) => {
                     let hash = entries[*one].as_ref().map_or(&[][..], |entry| &entry.hash);
                     entry.answer(hash, &idempotency::receipt(&stored[one].events))
@@ -97,6 +110,39 @@ impl PostgresStore {
         };
         Ok(Some(entries.iter().enumerate().map(answer).collect()))
     }
+}
+
+/// Frees idempotency keys that were taken for units that are not stored.
+async fn give_back<'a>(session: &mut Session<'_>, entries: impl Iterator<Item = &'a Entry>) -> Result<()> {
+    let (topics, keys): (Vec<i64>, Vec<String>) =
+        entries.map(|entry| (entry.topic.0, entry.key.clone())).unzip();
+    if topics.is_empty() {
+        return Ok(());
+    }
+    let sql = "DELETE FROM tramline_idempotency i USING unnest($1::bigint[], $2::text[]) AS u(topic, key) \
+               WHERE i.topic = u.topic AND i.key = u.key";
+    let query = session.query(sql).bind(topics).bind(keys);
+    session.run(query).await.map(|_| ())
+}
+
+/// Marks the new slices that end items of tallies. Afterwards, so that emits without tallies need no parameter for it.
+async fn mark_tallied(session: &mut Session<'_>, plan: &EmitPlan, stored: &Stored) -> Result<()> {
+    let marked: BTreeSet<(i64, i64)> = plan
+        .chunks
+        .iter()
+        .zip(&stored.chunks)
+        .flat_map(|(plan, chunk)| plan.slices.iter().map(move |slice| (chunk, slice)))
+        .filter(|(_, slice)| slice.tallied)
+        .map(|(chunk, slice)| (chunk.0, slice.subscription.0))
+        .collect();
+    if marked.is_empty() {
+        return Ok(());
+    }
+    let sql = "UPDATE tramline_slice s SET tallied = true FROM unnest($1::bigint[], $2::bigint[]) AS u(chunk, subscription) \
+               WHERE s.chunk = u.chunk AND s.subscription + 0 = u.subscription";
+    let (chunks, subscriptions): (Vec<i64>, Vec<i64>) = marked.into_iter().unzip();
+    let query = session.query(sql).bind(chunks).bind(subscriptions);
+    session.run(query).await.map(|_| ())
 }
 
 async fn lock_topics(session: &mut Session<'_>, catalog: &Catalog, units: &[Vec<Event>]) -> Result<i64> {
@@ -119,6 +165,9 @@ async fn take_keys<'a>(
 ) -> Result<BTreeMap<(TopicId, String), (Vec<u8>, String)>> {
     let keys: BTreeMap<(TopicId, &str), &Entry> =
         entries.map(|entry| ((entry.topic, entry.key.as_str()), entry)).collect();
+    if keys.is_empty() {
+        return Ok(BTreeMap::new());
+    }
     let (topics, names): (Vec<i64>, Vec<String>) =
         keys.keys().map(|(topic, key)| (topic.0, key.to_string())).unzip();
     let sql = "INSERT INTO tramline_idempotency AS i (topic, key, hash, receipt, expires_at) \

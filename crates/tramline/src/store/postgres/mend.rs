@@ -176,8 +176,7 @@ pub(super) async fn resend(session: &mut Session<'_>, resend: &Resend) -> Result
         }
         for (lane, mask) in lanes {
             count += u64::from(mask.count());
-            let bytes = row.body.len() as u32;
-            plan_resend(resend.subscription, lane, chunk, mask, session.now, bytes, &mut bench.changes);
+            plan_resend(resend.subscription, lane, row, mask, session.now, &mut bench.changes)?;
         }
     }
     bench.done(session).await?;

@@ -12,6 +12,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (4, include_str!("migrations/0004_token.sql")),
     (5, include_str!("migrations/0005_ballast.sql")),
     (6, include_str!("migrations/0006_deleted.sql")),
+    (7, include_str!("migrations/0007_tally.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

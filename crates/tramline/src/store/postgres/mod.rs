@@ -4,6 +4,7 @@
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
 //!   an event
+//! - `tally`: sets of items that are tracked to completion
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
@@ -28,6 +29,7 @@ mod spare;
 mod step;
 mod store;
 mod sweep;
+mod tally;
 mod token;
 
 pub use options::PostgresOptions;

@@ -1,6 +1,6 @@
 //! Rows and values: how slices, lanes and chunks are read and written. Always many at a time.
 
-use super::session::Session;
+use super::session::{Ended, Session};
 use crate::error::{Error, Result};
 use crate::model::chunk::ChunkRow;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SliceId, SubscriptionId, TopicId};
@@ -17,9 +17,14 @@ use std::sync::Arc;
 
 /// The columns of a slice `s`, in the order [`slice`] reads them; statements write `{slice}`.
 pub(super) const SLICE: &str = "s.chunk, s.id, s.subscription, s.state, s.lane, s.rank, s.mask, s.due_at, s.attempts, \
-                                s.crashes, s.alone, s.epoch, s.owner, s.replayed, s.bytes, s.error";
+                                s.crashes, s.alone, s.epoch, s.owner, s.replayed, s.bytes, s.error, s.tallied";
 
 pub(super) fn slice(row: &PgRow) -> Result<Slice> {
+    Ok(Slice { tallied: row.try_get(16)?, ..claimed_slice(row)? })
+}
+
+/// The same without its last column, for a claim: whoever claims need not know it.
+pub(super) fn claimed_slice(row: &PgRow) -> Result<Slice> {
     let state: i16 = row.try_get(3)?;
     Ok(Slice {
         chunk: ChunkId(row.try_get(0)?),
@@ -43,6 +48,7 @@ pub(super) fn slice(row: &PgRow) -> Result<Slice> {
         replayed: row.try_get(13)?,
         bytes: row.try_get::<i32, _>(14)?.cast_unsigned(),
         error: row.try_get(15)?,
+        tallied: false,
     })
 }
 
@@ -124,10 +130,18 @@ pub(super) async fn keys(
     session: &mut Session<'_>,
     ids: impl Iterator<Item = ChunkId>,
 ) -> Result<HashMap<ChunkId, Arc<[Option<Arc<str>>]>>> {
+    let rows = metas(session, ids).await?;
+    rows.into_iter().map(|(id, row)| Ok((id, row.keys()?.into()))).collect()
+}
+
+/// Chunks by their numbers, without their bodies.
+pub(super) async fn metas(
+    session: &mut Session<'_>,
+    ids: impl Iterator<Item = ChunkId>,
+) -> Result<HashMap<ChunkId, ChunkRow>> {
     let sql = "SELECT chunk, topic, emitted_at, meta, NULL::bigint[], NULL::bigint[], ''::bytea \
                FROM tramline_chunk WHERE chunk = ANY($1)";
-    let rows = rows_of(session, sql, ids).await?;
-    rows.into_iter().map(|(id, row)| Ok((id, row.keys()?.into()))).collect()
+    rows_of(session, sql, ids).await
 }
 
 async fn rows_of(
@@ -146,6 +160,8 @@ async fn rows_of(
 
 /// Writes what a plan decided about one subscription.
 pub(super) async fn apply(session: &mut Session<'_>, id: SubscriptionId, changes: &Changes) -> Result<()> {
+    let ended = changes.ended.iter();
+    session.end(ended.map(|&(chunk, mask, ending)| Ended { subscription: id, chunk, mask, ending }));
     unpark(session, id, &changes.unpark).await?;
     park(session, id, &changes.park).await?;
     gaps(session, id, changes).await?;
@@ -270,10 +286,10 @@ pub(super) async fn insert(session: &mut Session<'_>, rows: &[Slice]) -> Result<
         return Ok(());
     }
     let sql = "INSERT INTO tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, attempts, \
-               crashes, alone, epoch, owner, replayed, bytes, error) \
+               crashes, alone, epoch, owner, replayed, bytes, error, tallied) \
                SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::smallint[], $4::bigint[], $5::bigint[], \
                $6::bigint[], $7::bigint[], $8::bigint[], $9::int[], $10::int[], $11::int[], $12::bigint[], \
-               $13::bigint[], $14::boolean[], $15::int[], $16::text[])";
+               $13::bigint[], $14::boolean[], $15::int[], $16::text[], $17::boolean[])";
     let big = |value: fn(&Slice) -> i64| rows.iter().map(value).collect::<Vec<i64>>();
     let int = |value: fn(&Slice) -> u32| rows.iter().map(|s| value(s).cast_signed()).collect::<Vec<i32>>();
     let query = session
@@ -293,6 +309,7 @@ pub(super) async fn insert(session: &mut Session<'_>, rows: &[Slice]) -> Result<
         .bind(big(|slice| slice.owner.0))
         .bind(rows.iter().map(|slice| slice.replayed).collect::<Vec<bool>>())
         .bind(int(|slice| slice.bytes))
-        .bind(rows.iter().map(|slice| slice.error.clone()).collect::<Vec<Option<String>>>());
+        .bind(rows.iter().map(|slice| slice.error.clone()).collect::<Vec<Option<String>>>())
+        .bind(rows.iter().map(|slice| slice.tallied).collect::<Vec<bool>>());
     session.run(query).await.map(|_| ())
 }

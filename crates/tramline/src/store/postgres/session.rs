@@ -1,8 +1,11 @@
 //! What every step inside a transaction needs: the connection, the time, the catalogue, and SQL with the schema in it.
 
 use super::catalog;
+use super::tally::ack::events_ended;
 use crate::error::Result;
-use crate::model::id::SubscriptionId;
+use crate::model::id::{ChunkId, SubscriptionId, TallyId};
+use crate::model::mask::Mask;
+use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use sqlx::postgres::{PgArguments, PgRow};
@@ -36,6 +39,7 @@ impl Texts {
             return text.clone();
         }
         let columns = sql.replace("{slice}", super::rows::SLICE).replace("{lane}", super::rows::LANE);
+        let columns = columns.replace("{tally}", super::tally::rows::TALLY);
         let text: Arc<str> = qualify(&columns, &self.schema).into();
         self.qualified.write().unwrap_or_else(PoisonError::into_inner).insert(sql, text.clone());
         text
@@ -140,6 +144,16 @@ pub(super) struct Session<'c> {
     pub(super) texts: &'c Texts,
     pub(super) now: Time,
     pub(super) catalog: Arc<Catalog>,
+    /// What ended in this step and may be items of tallies.
+    ended: Vec<Ended>,
+}
+
+/// Events of one chunk that have ended in a subscription.
+pub(super) struct Ended {
+    pub(super) subscription: SubscriptionId,
+    pub(super) chunk: ChunkId,
+    pub(super) mask: Mask,
+    pub(super) ending: Ending,
 }
 
 impl<'c> Session<'c> {
@@ -170,7 +184,19 @@ impl<'c> Session<'c> {
             catalog = Arc::new(catalog::load(conn, texts).await?);
             cache.set(catalog.clone());
         }
-        Ok(Session { conn, texts, now, catalog })
+        Ok(Session { conn, texts, now, catalog, ended: Vec::new() })
+    }
+
+    /// Remembers that events have ended which may be items of tallies.
+    pub(super) fn end(&mut self, ended: impl Iterator<Item = Ended>) {
+        self.ended.extend(ended);
+    }
+
+    /// Ends the items of tallies whose events have ended, all at once and after everything else: parts of tallies are locked
+    /// after lanes and slices. Gives the tallies that have news. Every step ends with this.
+    pub(super) async fn finish(&mut self) -> Result<Vec<TallyId>> {
+        let ended = std::mem::take(&mut self.ended);
+        if ended.is_empty() { Ok(Vec::new()) } else { events_ended(self, &ended).await }
     }
 
     pub(super) fn query(&self, sql: &'static str) -> Query {

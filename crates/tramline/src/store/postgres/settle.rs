@@ -2,14 +2,16 @@
 
 use super::lanes::{leased, load_keys, load_marks, lock};
 use super::rows::{apply, slices, write_lanes};
-use super::session::{Query, Session};
+use super::session::{Ended, Query, Session};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
 use crate::model::lane::Lane;
 use crate::model::lease::Lease;
+use crate::model::mask::Mask;
 use crate::model::outcome::Outcome;
 use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
+use crate::model::tally::Ending;
 use crate::plan::release::{release as plan_release, release_lane};
 use crate::plan::settle::{Leased, settle as plan_settle, settle_lane};
 use crate::plan::{Changes, LaneView};
@@ -29,6 +31,7 @@ pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result
     if !ordered.is_empty() {
         settle_lanes(session, settle, &ordered, policy, &mut answer).await?;
     }
+    answer.news = session.finish().await?;
     Ok(answer)
 }
 
@@ -105,15 +108,20 @@ async fn delete_done(
                $6::bigint[], $7::bigint[]) AS u(chunk, id, lane, epoch, owner, mask) \
                WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane \
                AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state + 0 IN (1, 7) \
-               RETURNING s.chunk, s.id, s.lane";
+               RETURNING s.chunk, s.id, s.lane, s.tallied, s.mask";
     let query = bind_leases(
         session.query(sql).bind(settle.subscription.0),
         wanted.iter().map(|at| &settle.results[*at].lease),
     )
     .bind(wanted.iter().map(|at| settle.results[*at].mask().to_i64()).collect::<Vec<i64>>());
     let mut gone = BTreeMap::new();
+    let mut ended = Vec::new();
     for row in session.all(query).await? {
         let (chunk, id) = (ChunkId(row.try_get(0)?), SliceId(row.try_get(1)?));
+        if row.try_get(3)? {
+            let (subscription, mask) = (settle.subscription, Mask::from_i64(row.try_get(4)?));
+            ended.push(Ended { subscription, chunk, mask, ending: Ending::Done });
+        }
         let is_it = |at: &&usize| {
             let lease = &settle.results[**at].lease;
             (lease.chunk, lease.slice) == (chunk, id)
@@ -126,6 +134,7 @@ async fn delete_done(
             gone.insert(first.copied().unwrap_or(wanted[near]), LaneId(row.try_get(2)?));
         }
     }
+    session.end(ended.into_iter());
     Ok(gone)
 }
 

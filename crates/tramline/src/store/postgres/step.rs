@@ -17,8 +17,14 @@ macro_rules! step {
             };
             let result = match opened {
                 Ok(mut session) => {
-                    let $session = &mut session;
-                    $work.await
+                    let worked = {
+                        let $session = &mut session;
+                        $work.await
+                    };
+                    match worked {
+                        Ok(value) => session.finish().await.map(|_| value),
+                        Err(error) => Err(error),
+                    }
                 }
                 Err(error) => Err(error),
             };

@@ -3,17 +3,19 @@
 use super::claim::Due;
 use super::session::Begin;
 use super::step::{Tries, step};
-use super::{PostgresStore, catalog, look, mend, settle, sweep, token};
+use super::{PostgresStore, catalog, look, mend, settle, sweep, tally, token};
 use crate::error::Result;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
+use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::catalog::Catalog;
 use crate::store::deleted::InTheWay;
 use crate::store::verbs::*;
+use crate::store::verbs_tally::*;
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -208,6 +210,72 @@ impl Store for PostgresStore {
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::release_parked(
             session, &release
         ))
+    }
+
+    async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
+        let begin = Begin::reading(open.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::open(session, &open.tally))
+    }
+
+    async fn add_items(&self, add: AddItems) -> Result<Added> {
+        let begin = Begin::reading(add.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::add(session, add))
+    }
+
+    async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
+        let begin = Begin::reading(seal.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::seal(session, seal))
+    }
+
+    async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
+        let begin = Begin::reading(ack.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::ack::ack(session, &ack))
+    }
+
+    async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
+        let begin = Begin::reading(count.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::count(session, &count))
+    }
+
+    async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
+        let begin = Begin::reading(find.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::get(session, find.tally))
+    }
+
+    async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| tally::list(
+            session, &list
+        ))
+    }
+
+    async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
+        let begin = Begin::reading(cancel.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::cancel(
+            session,
+            cancel.tally
+        ))
+    }
+
+    async fn delete_tally(&self, delete: NameTally) -> Result<()> {
+        let begin = Begin::reading(delete.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::delete(
+            session,
+            delete.tally
+        ))
+    }
+
+    async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
+        let begin = Begin::reading(reap.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::sweep::reap(session, reap))
+    }
+
+    async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
+        self.deliver_news(deliver).await
+    }
+
+    async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
+        let begin = Begin::reading(sweep.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::sweep::sweep(session, sweep))
     }
 
     async fn put_token(&self, put: PutToken) -> Result<Token> {

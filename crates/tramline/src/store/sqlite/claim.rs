@@ -39,6 +39,7 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
     } else {
         unordered(session, claim, &subscription.policy, &mut taker, &mut raw)?;
     }
+    raw.news = session.finish()?;
     if raw.missing().len() <= FEW {
         load_chunks(session.conn, &mut raw)?;
     }
@@ -71,14 +72,14 @@ fn unordered(
     match (claim.suspects, suspects.is_empty()) {
         (Suspects::TakeOne, false) => {
             raw.slices = take(suspects, taker, &mut changes);
-            return apply(conn, id, &changes);
+            return apply(session, id, &changes);
         }
         (Suspects::Leave, false) => raw.suspects_wait = true,
         _ => {}
     }
     let ready = due(conn, id, State::Ready, now, taker.events)?;
     raw.slices = take(ready, taker, &mut changes);
-    apply(conn, id, &changes)?;
+    apply(session, id, &changes)?;
     if !taker.is_full() {
         raw.next_due = next_due(conn, id)?;
     }
@@ -94,7 +95,7 @@ fn expire_leases(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> 
             expire(slice, policy, session.now, None, &mut changes);
         }
     }
-    apply(session.conn, id, &changes)
+    apply(session, id, &changes)
 }
 
 /// Due slices of one state, by priority and time, until they hold `events` events. Walks the claim index and stops, so the

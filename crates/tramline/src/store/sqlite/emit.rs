@@ -3,6 +3,7 @@
 use super::catalog::create_missing;
 use super::rows::{draw, numbers_text};
 use super::session::{CatalogCache, Session};
+use super::tally::place::place;
 use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::ChunkId;
@@ -47,11 +48,11 @@ pub(super) fn emit(
             }
         }
     }
-    let mut written = write(&session, &fresh, &entries)?.into_iter();
+    let mut written = write_placed(&session, fresh, entries)?.into_iter();
     let repeated: Vec<usize> = later.iter().map(|(at, _)| *at).collect();
     for (at, answer) in answers.iter_mut().enumerate() {
         if answer.is_none() && !repeated.contains(&at) {
-            *answer = written.next().map(Ok);
+            *answer = written.next();
         }
     }
     for (at, unit) in later {
@@ -71,6 +72,23 @@ fn known(session: &Session<'_>, entry: &Entry) -> Result<Option<Result<Emission>
         })
         .optional()?;
     Ok(found.map(|(hash, receipt)| entry.answer(&hash, &receipt)))
+}
+
+/// Writes units, but for those that a tally does not take.
+fn write_placed(
+    session: &Session<'_>,
+    mut units: Vec<Vec<Event>>,
+    mut entries: Vec<Option<Entry>>,
+) -> Result<Vec<Result<Emission>>> {
+    let mut refused = place(session, &mut units)?.refused;
+    let mut at = 0..;
+    units.retain(|_| at.next().is_some_and(|at| !refused.contains_key(&at)));
+    let mut at = 0..;
+    entries.retain(|_| at.next().is_some_and(|at| !refused.contains_key(&at)));
+    let mut written = write(session, &units, &entries)?.into_iter();
+    let count = written.len() + refused.len();
+    let answer = |at| refused.remove(&at).map_or_else(|| written.next().map(Ok), |error| Some(Err(error)));
+    Ok((0..count).filter_map(answer).collect())
 }
 
 fn write(session: &Session<'_>, units: &[Vec<Event>], entries: &[Option<Entry>]) -> Result<Vec<Emission>> {
@@ -145,7 +163,8 @@ fn write_slices(session: &Session<'_>, plan: &EmitPlan, numbers: &Numbers<'_>) -
     }
     let mut id = draw(session.conn, "slice", count)?;
     let sql = "INSERT INTO tramline_slice (chunk, id, subscription, state, lane, rank, pos, mask, due_at, attempts, \
-               crashes, alone, epoch, owner, replayed, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, ?)";
+               crashes, alone, epoch, owner, replayed, bytes, tallied) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, ?, ?)";
     let mut statement = session.conn.prepare_cached(sql)?;
     for (chunk, number) in plan.chunks.iter().zip(numbers.chunks) {
         for slice in &chunk.slices {
@@ -162,6 +181,7 @@ fn write_slices(session: &Session<'_>, plan: &EmitPlan, numbers: &Numbers<'_>) -
                 slice.mask.to_i64(),
                 due_at,
                 chunk.bytes,
+                slice.tallied,
             ])?;
             id += 1;
         }

@@ -1,11 +1,12 @@
 //! Removes the rows of what was deleted, in steps.
 
 use super::rows::slices;
-use super::session::Session;
+use super::session::{Ended, Session};
 use crate::error::Result;
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::slice::Slice;
-use crate::store::deleted::{Deleted, InTheWay, lanes_of, within_a_step};
+use crate::model::tally::Ending;
+use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, within_a_step};
 use rusqlite::{Connection, OptionalExtension, params};
 
 /// All lanes there can be.
@@ -33,26 +34,26 @@ pub(super) fn is_left(conn: &Connection, topic: TopicId) -> Result<bool> {
 }
 
 /// Removes up to `limit` rows of whatever was deleted. True if there may be more.
-pub(super) fn erase(conn: &Connection, limit: u32) -> Result<bool> {
-    erase_where(conn, "?1 = ?2", [0, 0], limit)
+pub(super) fn erase(session: &Session<'_>, limit: u32) -> Result<bool> {
+    erase_where(session, "?1 = ?2", [0, 0], limit)
 }
 
 /// Removes up to `limit` rows of what is in the way of a change. True if there may be more.
 pub(super) fn clear(session: &Session<'_>, way: &InTheWay, limit: u32) -> Result<bool> {
-    let conn = session.conn;
     match way {
         InTheWay::LeftBy(name) => {
             let Some(subscription) = session.catalog.subscription_named(name) else { return Ok(false) };
-            erase_where(conn, "subscription = ?1 AND topic > ?2", [subscription.id.0, 0], limit)
+            erase_where(session, "subscription = ?1 AND topic > ?2", [subscription.id.0, 0], limit)
         }
         InTheWay::LeftOf(name) => {
             let Some(topic) = session.catalog.topic(name) else { return Ok(false) };
-            erase_where(conn, "topic = ?1 AND subscription > ?2", [topic.id.0, 0], limit)
+            erase_where(session, "topic = ?1 AND subscription > ?2", [topic.id.0, 0], limit)
         }
     }
 }
 
-fn erase_where(conn: &Connection, filter: &str, values: [i64; 2], limit: u32) -> Result<bool> {
+fn erase_where(session: &Session<'_>, filter: &str, values: [i64; 2], limit: u32) -> Result<bool> {
+    let conn = session.conn;
     let sql = format!(
         "SELECT topic, subscription, next FROM tramline_deleted WHERE {filter} ORDER BY topic, subscription LIMIT 1"
     );
@@ -63,8 +64,8 @@ fn erase_where(conn: &Connection, filter: &str, values: [i64; 2], limit: u32) ->
     {
         left -= match Deleted::from_numbers(topic, subscription) {
             Deleted::Topic(topic) => erase_topic(conn, topic, left)?,
-            Deleted::Subscription(id) => erase_subscription(conn, id, left)?,
-            Deleted::Left(id, topic) => erase_left(conn, id, topic, next, left)?,
+            Deleted::Subscription(id) => erase_subscription(session, id, left)?,
+            Deleted::Left(id, topic) => erase_left(session, id, topic, next, left)?,
         };
         if left <= 0 {
             return Ok(true);
@@ -102,20 +103,28 @@ fn erase_chunks(conn: &Connection, topic: TopicId, limit: i64) -> Result<i64> {
     Ok(if count < found.len() { limit } else { count as i64 })
 }
 
-fn erase_subscription(conn: &Connection, id: SubscriptionId, limit: i64) -> Result<i64> {
+fn erase_subscription(session: &Session<'_>, id: SubscriptionId, limit: i64) -> Result<i64> {
+    let conn = session.conn;
     let found = slices(conn, "subscription = ? LIMIT ?", &[id.0, limit])?;
-    let gone = erase_slices(conn, &found)?;
+    let gone = erase_slices(session, &found)?;
     Ok(gone + erase_marks(conn, id, ALL_LANES, limit - gone)?)
 }
 
 /// Hops over the chunks of the topic: the subscription may have any number of slices in others.
-fn erase_left(conn: &Connection, id: SubscriptionId, topic: TopicId, next: i64, limit: i64) -> Result<i64> {
+fn erase_left(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    topic: TopicId,
+    next: i64,
+    limit: i64,
+) -> Result<i64> {
+    let conn = session.conn;
     let sql = "SELECT chunk FROM tramline_chunk WHERE topic = ? AND chunk >= ? ORDER BY chunk LIMIT ?";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([topic.0, next, limit], |row| row.get(0))?;
     let chunks: Vec<i64> = rows.collect::<rusqlite::Result<_>>()?;
     for chunk in &chunks {
-        erase_slices(conn, &slices(conn, "chunk = ? AND subscription = ?", &[*chunk, id.0])?)?;
+        erase_slices(session, &slices(conn, "chunk = ? AND subscription = ?", &[*chunk, id.0])?)?;
     }
     if let Some(last) = chunks.last() {
         let sql = "UPDATE tramline_deleted SET next = ? WHERE topic = ? AND subscription = ?";
@@ -125,8 +134,15 @@ fn erase_left(conn: &Connection, id: SubscriptionId, topic: TopicId, next: i64, 
     Ok(looked + erase_marks(conn, id, lanes_of(topic), limit - looked)?)
 }
 
-fn erase_slices(conn: &Connection, slices: &[Slice]) -> Result<i64> {
-    let mut delete = conn.prepare_cached("DELETE FROM tramline_slice WHERE chunk = ? AND id = ?")?;
+/// What will never be done fails, where it is an item of a tally.
+fn erase_slices(session: &Session<'_>, slices: &[Slice]) -> Result<i64> {
+    session.end(given_up(slices).map(|(subscription, chunk, mask)| Ended {
+        subscription,
+        chunk,
+        mask,
+        ending: Ending::Failed,
+    }));
+    let mut delete = session.conn.prepare_cached("DELETE FROM tramline_slice WHERE chunk = ? AND id = ?")?;
     for slice in slices {
         delete.execute([slice.chunk.0, slice.id.0])?;
     }

@@ -74,13 +74,13 @@ fn change(
         if slice.is_ordered() { one_lane(session.conn, slice.subscription, slice.lane)? } else { None };
     let Some(lane) = lane else {
         decide(None, &mut changes);
-        return apply(session.conn, slice.subscription, &changes);
+        return apply(session, slice.subscription, &changes);
     };
     let mut view = LaneView::new(lane);
     load_keys(session, &mut view, [slice.chunk].into_iter(), &mut RawClaim::default())?;
     load_marks(session.conn, &mut view, std::slice::from_ref(slice))?;
     decide(Some(&mut view), &mut changes);
-    apply(session.conn, slice.subscription, &changes)?;
+    apply(session, slice.subscription, &changes)?;
     write_lane(session.conn, &view.lane)
 }
 
@@ -132,9 +132,8 @@ pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
                         _ => LaneId::UNORDERED,
                     };
                     let mut changes = Changes::default();
-                    let bytes = row.body.len() as u32;
-                    plan_resend(resend.subscription, lane, chunk, mask, session.now, bytes, &mut changes);
-                    apply(session.conn, resend.subscription, &changes)?;
+                    plan_resend(resend.subscription, lane, &row, mask, session.now, &mut changes)?;
+                    apply(session, resend.subscription, &changes)?;
                 }
             }
             count += 1;

@@ -3,6 +3,7 @@
 //! - `store`: the verbs
 //! - `writer`, `readers`, `session`: how a step gets a connection, the time and the catalogue
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
+//! - `tally`: sets of items that are tracked to completion
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
@@ -20,6 +21,7 @@ mod session;
 mod settle;
 mod store;
 mod sweep;
+mod tally;
 mod token;
 mod writer;
 
@@ -140,7 +142,13 @@ impl SqliteStore {
         step: impl FnOnce(&Session<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let cache = self.cache.clone();
-        self.writer.run(durable, move |conn| step(&Session::new(conn, now, &cache)?)).await
+        let whole = move |conn: &Connection| {
+            let session = Session::new(conn, now, &cache)?;
+            let value = step(&session)?;
+            session.finish()?;
+            Ok(value)
+        };
+        self.writer.run(durable, whole).await
     }
 
     /// One step that only reads.

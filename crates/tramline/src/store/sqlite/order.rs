@@ -42,13 +42,13 @@ pub(super) fn claim(
             load_keys(session, &mut view, leased.iter().map(|slice| slice.chunk), raw)?;
             load_marks(session.conn, &mut view, &leased)?;
             take_over(&mut view, leased, policy, session.now, &mut changes);
-            apply(session.conn, claim.subscription, &changes)?;
+            apply(session, claim.subscription, &changes)?;
             changes = Changes::default();
             // Keys may have gone on, and their events come before what was read above.
             ready = self::ready(session, claim.subscription, view.lane.lane, taker.events)?;
         }
         let done = take_from(session, claim, &mut view, ready, taker, raw, &mut changes)?;
-        apply(session.conn, claim.subscription, &changes)?;
+        apply(session, claim.subscription, &changes)?;
         if view.lane != lane {
             write_lane(session.conn, &view.lane)?;
         }
@@ -83,7 +83,7 @@ fn take_from(
         if !view.lane.is_held(session.now) {
             let earlier = before_suspects(&ready, &suspects, changes);
             if !earlier.is_empty() {
-                apply(conn, id, changes)?;
+                apply(session, id, changes)?;
                 *changes = Changes::default();
                 raw.suspects_wait = true;
                 load_keys(session, view, earlier.iter().map(|slice| slice.chunk), raw)?;
@@ -93,7 +93,7 @@ fn take_from(
                     add(view, taken, raw);
                     return Ok(false);
                 }
-                apply(conn, id, changes)?;
+                apply(session, id, changes)?;
                 *changes = Changes::default();
                 continue;
             }
@@ -108,7 +108,7 @@ fn take_from(
             add(view, vec![taken], raw);
             return Ok(true);
         }
-        apply(conn, id, changes)?;
+        apply(session, id, changes)?;
         *changes = Changes::default();
     }
     for _ in 0..ROUNDS {
@@ -130,7 +130,7 @@ fn take_from(
             return Ok(false);
         }
         // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
-        apply(conn, id, changes)?;
+        apply(session, id, changes)?;
         *changes = Changes::default();
         ready = self::ready(session, id, lane, taker.events)?;
     }

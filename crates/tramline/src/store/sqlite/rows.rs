@@ -1,5 +1,6 @@
 //! Rows and values: how slices, lanes and chunks are read and written.
 
+use super::session::{Ended, Session};
 use crate::error::{Error, Result};
 use crate::model::chunk::ChunkRow;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SliceId, SubscriptionId, TopicId};
@@ -13,7 +14,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 /// The columns of a slice, in the order [`slice`] reads them.
 pub(super) const SLICE: &str = "chunk, id, subscription, state, lane, rank, mask, due_at, attempts, crashes, alone, epoch, \
-                                owner, replayed, bytes, error";
+                                owner, replayed, bytes, error, tallied";
 
 pub(super) fn slice(row: &Row<'_>) -> rusqlite::Result<Slice> {
     let state: i16 = row.get(3)?;
@@ -34,6 +35,7 @@ pub(super) fn slice(row: &Row<'_>) -> rusqlite::Result<Slice> {
         replayed: row.get(13)?,
         bytes: row.get(14)?,
         error: row.get(15)?,
+        tallied: row.get(16)?,
     })
 }
 
@@ -138,7 +140,14 @@ pub(super) fn draw(conn: &Connection, counter: &str, count: usize) -> Result<i64
 }
 
 /// Writes what a plan decided about one subscription.
-pub(super) fn apply(conn: &Connection, subscription: SubscriptionId, changes: &Changes) -> Result<()> {
+pub(super) fn apply(session: &Session<'_>, subscription: SubscriptionId, changes: &Changes) -> Result<()> {
+    let conn = session.conn;
+    session.end(changes.ended.iter().map(|&(chunk, mask, ending)| Ended {
+        subscription,
+        chunk,
+        mask,
+        ending,
+    }));
     for (lane, key) in &changes.unpark {
         unpark(conn, subscription, *lane, key)?;
     }
@@ -205,7 +214,7 @@ pub(super) fn insert(conn: &Connection, slices: &[Slice]) -> Result<()> {
     }
     let first = draw(conn, "slice", slices.len())?;
     let sql = format!(
-        "INSERT INTO tramline_slice ({SLICE}, pos) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        "INSERT INTO tramline_slice ({SLICE}, pos) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     );
     let mut statement = conn.prepare_cached(&sql)?;
     for (id, slice) in (first..).zip(slices) {
@@ -226,6 +235,7 @@ pub(super) fn insert(conn: &Connection, slices: &[Slice]) -> Result<()> {
             slice.replayed,
             slice.bytes,
             slice.error,
+            slice.tallied,
             slice.pos(),
         ])?;
     }

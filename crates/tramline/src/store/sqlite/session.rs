@@ -1,11 +1,15 @@
 //! What every step inside a transaction needs: the connection, the time and the catalogue.
 
 use super::catalog;
+use super::tally::ack::events_ended;
 use crate::error::Result;
-use crate::model::id::SubscriptionId;
+use crate::model::id::{ChunkId, SubscriptionId, TallyId};
+use crate::model::mask::Mask;
+use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use rusqlite::Connection;
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One step inside a transaction.
@@ -13,6 +17,16 @@ pub(super) struct Session<'a> {
     pub(super) conn: &'a Connection,
     pub(super) now: Time,
     pub(super) catalog: Arc<Catalog>,
+    /// What ended in this step and may be items of tallies.
+    ended: RefCell<Vec<Ended>>,
+}
+
+/// Events of one chunk that have ended in a subscription.
+pub(super) struct Ended {
+    pub(super) subscription: SubscriptionId,
+    pub(super) chunk: ChunkId,
+    pub(super) mask: Mask,
+    pub(super) ending: Ending,
 }
 
 /// The last catalogue that was read.
@@ -25,7 +39,19 @@ impl<'a> Session<'a> {
             Some(now) => now,
             None => store_time(conn)?,
         };
-        Ok(Session { conn, now, catalog: cache.get(conn)? })
+        Ok(Session { conn, now, catalog: cache.get(conn)?, ended: RefCell::default() })
+    }
+
+    /// Remembers that events have ended which may be items of tallies.
+    pub(super) fn end(&self, ended: impl Iterator<Item = Ended>) {
+        self.ended.borrow_mut().extend(ended);
+    }
+
+    /// Ends the items of tallies whose events have ended, all at once. Gives the tallies that have news. Every step ends with
+    /// this.
+    pub(super) fn finish(&self) -> Result<Vec<TallyId>> {
+        let ended = self.ended.take();
+        if ended.is_empty() { Ok(Vec::new()) } else { events_ended(self, &ended) }
     }
 }
 

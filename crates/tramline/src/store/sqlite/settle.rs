@@ -32,6 +32,7 @@ pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> 
     for (lane, results) in lanes {
         settle_in_lane(session, settle, &results, lane, &policy, &mut answer)?;
     }
+    answer.news = session.finish()?;
     Ok(answer)
 }
 
@@ -49,18 +50,18 @@ fn settle_slice(
     };
     let mut changes = Changes::default();
     let accepted = plan_settle(slice, &result.outcomes, policy, session.now, &mut changes);
-    apply(session.conn, id, &changes)?;
+    apply(session, id, &changes)?;
     Ok((accepted, changes.wake))
 }
 
-/// The common case in one statement: everything that the slice holds is done.
+/// The common case in one statement: everything that the slice holds is done, and nothing else ends with it.
 fn finish(conn: &Connection, id: SubscriptionId, result: &SettleSlice) -> Result<bool> {
     if !result.is_all_done() {
         return Ok(false);
     }
     let lease = &result.lease;
     let sql = "DELETE FROM tramline_slice WHERE chunk = ? AND id = ? AND subscription = ? AND epoch = ? AND owner = ? \
-               AND mask = ? AND state IN (1, 7)";
+               AND mask = ? AND state IN (1, 7) AND tallied = 0";
     let values = [lease.chunk.0, lease.slice.0, id.0, lease.epoch, lease.owner.0, result.mask().to_i64()];
     Ok(conn.prepare_cached(sql)?.execute(values)? > 0)
 }
@@ -116,7 +117,7 @@ fn settle_in_lane(
     }
     answer.waiting.extend(settled.waiting);
     answer.wake |= changes.wake;
-    apply(session.conn, settle.subscription, &changes)?;
+    apply(session, settle.subscription, &changes)?;
     write_lane(session.conn, &view.lane)
 }
 
@@ -174,7 +175,7 @@ pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<()> {
         let Some(slice) = under(session.conn, release.subscription, lease)? else { continue };
         let mut changes = Changes::default();
         plan_release(slice, session.now, &mut changes);
-        apply(session.conn, release.subscription, &changes)?;
+        apply(session, release.subscription, &changes)?;
     }
     for (lane, given) in lanes {
         release_in_lane(session, release.subscription, lane, &given)?;
@@ -200,7 +201,7 @@ fn release_in_lane(
     let mut changes = Changes::default();
     let leased = leased.into_iter().map(by_number).collect();
     release_lane(&mut view, leased, given, session.now, &mut changes);
-    apply(session.conn, id, &changes)?;
+    apply(session, id, &changes)?;
     write_lane(session.conn, &view.lane)
 }
 

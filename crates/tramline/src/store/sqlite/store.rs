@@ -2,16 +2,18 @@
 
 use super::session::{Session, store_time};
 use super::writer::Durable;
-use super::{SqliteStore, catalog, claim, emit, gather, look, mend, settle, sweep, token};
+use super::{SqliteStore, catalog, claim, emit, gather, look, mend, settle, sweep, tally, token};
 use crate::error::Result;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
+use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::deleted::InTheWay;
 use crate::store::verbs::*;
+use crate::store::verbs_tally::*;
 use async_trait::async_trait;
 use rusqlite::Connection;
 use std::path::Path;
@@ -147,6 +149,59 @@ impl Store for SqliteStore {
 
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
         self.write(Durable::Yes, release.now, move |session| mend::release_parked(session, &release)).await
+    }
+
+    async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
+        self.write(Durable::Yes, open.now, move |session| tally::open(session, &open.tally)).await
+    }
+
+    async fn add_items(&self, add: AddItems) -> Result<Added> {
+        self.write(Durable::Yes, add.now, move |session| tally::add(session, add)).await
+    }
+
+    async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
+        self.write(Durable::Yes, seal.now, move |session| tally::seal(session, seal)).await
+    }
+
+    async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
+        self.write(Durable::Yes, ack.now, move |session| tally::ack::ack(session, &ack)).await
+    }
+
+    async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
+        let each = move |session: &Session<'_>| {
+            Ok(count.counts.iter().map(|(id, by)| tally::count(session, *id, *by)).collect())
+        };
+        self.write(Durable::Yes, count.now, each).await
+    }
+
+    async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
+        self.read(find.now, move |session| tally::get(session.conn, find.tally)).await
+    }
+
+    async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
+        self.read(None, move |session| tally::list(session.conn, &list)).await
+    }
+
+    async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
+        self.write(Durable::Yes, cancel.now, move |session| tally::cancel(session, cancel.tally)).await
+    }
+
+    async fn delete_tally(&self, delete: NameTally) -> Result<()> {
+        self.write(Durable::Yes, delete.now, move |session| tally::delete(session, delete.tally)).await
+    }
+
+    async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
+        self.write(Durable::Yes, reap.now, move |session| tally::sweep::reap(session, reap)).await
+    }
+
+    async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
+        let cache = self.cache.clone();
+        let send = move |session: &Session<'_>| tally::deliver::deliver(session, deliver, &cache);
+        self.write(Durable::Yes, deliver.now, send).await
+    }
+
+    async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
+        self.write(Durable::Yes, sweep.now, move |session| tally::sweep::sweep(session, sweep)).await
     }
 
     async fn put_token(&self, put: PutToken) -> Result<Token> {

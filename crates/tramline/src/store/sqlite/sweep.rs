@@ -73,7 +73,7 @@ pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
     wake.extend(backfills(session.conn)?);
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
-    swept.more = erase(session.conn, sweep.limit)?;
+    swept.more = erase(session, sweep.limit)?;
     swept.chunks = retire(session, sweep.limit)?;
     swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit)?;

@@ -1,7 +1,7 @@
 //! Claiming.
 
 use crate::model::event::StoredEvent;
-use crate::model::id::{EventId, Incarnation, SubscriptionId};
+use crate::model::id::{EventId, Incarnation, SubscriptionId, TallyId};
 use crate::model::lane::{Known, Share};
 use crate::model::lease::Lease;
 use crate::model::rule::RuleKind;
@@ -57,6 +57,8 @@ pub struct Claimed {
     pub stopped_by: Option<RuleKind>,
     /// True while retained events of before the subscription are still being written into it.
     pub backfilling: bool,
+    /// Tallies that have news, because an expired lease ended one of their items.
+    pub news: Vec<TallyId>,
 }
 
 /// Events that share a lease.

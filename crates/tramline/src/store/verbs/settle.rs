@@ -1,6 +1,6 @@
 //! Everything that a lease allows: settle, extend, release; and adoption.
 
-use crate::model::id::{EventId, SubscriptionId};
+use crate::model::id::{EventId, SubscriptionId, TallyId};
 use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::outcome::Outcome;
@@ -49,6 +49,8 @@ pub struct Settled {
     pub waiting: Vec<EventId>,
     /// True when events became due that were not before.
     pub wake: bool,
+    /// Tallies that have news because of this: [`Store::deliver`](crate::store::Store::deliver) sends them.
+    pub news: Vec<TallyId>,
 }
 
 /// Makes leases last longer.

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tramline::model::id::EventId;
 use tramline::model::status::Status;
+use tramline::model::tally::Ending;
 use tramline::store::verbs::{FindEvent, Page, ReadLog};
+use tramline::store::verbs_tally::NameTally;
 
 impl World {
     pub(super) async fn compare_all(&mut self) {
@@ -36,6 +38,12 @@ impl World {
         }
         let pending = sub.items.values().filter(|item| item.is_pending() && item.place != Place::Unfilled);
         assert_eq!(counts.pending(), pending.count() as u64, "{}: {counts:?}", sub.name);
+        if let Some(tally) = self.tallies.get(at) {
+            let name = NameTally { tally: *tally, now: Some(self.now) };
+            let tally = self.store.tally(name).await.unwrap().unwrap();
+            let expected = (sub.tallied.len() as u64, sub.ended(Ending::Done), sub.ended(Ending::Failed));
+            assert_eq!((tally.total, tally.done, tally.failed), expected, "{}: its tally", sub.name);
+        }
     }
 
     /// Asks whether the store has noticed the end of leases whose events it would bury.

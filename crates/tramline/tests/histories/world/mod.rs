@@ -15,14 +15,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tramline::model::event::Event;
-use tramline::model::id::{EventId, Incarnation};
+use tramline::model::id::{EventId, Incarnation, TallyId};
 use tramline::model::lane::Share;
 use tramline::model::lease::Lease;
 use tramline::model::rule::RuleKind;
 use tramline::model::subscription::{Policy, Start};
+use tramline::model::tally::NewTally;
 use tramline::model::time::Time;
 use tramline::store::Store;
 use tramline::store::verbs::{Claim, Emit, PutSubscription, PutTopic, Suspects};
+use tramline::store::verbs_tally::{OpenTally, SealTally};
 
 const TOPIC: &str = "t";
 const ONCE: usize = 3; // the subscription that is at most once
@@ -48,6 +50,8 @@ pub(crate) struct World {
     turn: usize,
     /// What the consumers of each subscription have been given or told of.
     seen: Vec<BTreeSet<EventId>>,
+    /// One tally for each subscription that is there from the start.
+    tallies: Vec<TallyId>,
 }
 
 impl World {
@@ -70,9 +74,12 @@ impl World {
             claimed: Vec::new(),
             turn: 0,
             seen: Vec::new(),
+            tallies: Vec::new(),
         };
         for (name, policy) in ["plain", "strict", "sturdy", "once"].into_iter().zip(&history.policies) {
             world.subscribe(name, policy.clone(), history.lanes).await;
+            let open = OpenTally { tally: NewTally::new(), now: Some(now) };
+            world.tallies.push(world.store.open_tally(open).await.unwrap().id);
         }
         world
     }
@@ -166,6 +173,11 @@ impl World {
             assert!(left.is_none(), "{}: {left:?} never came to rest", sub.name);
         }
         self.look_at_everything().await;
+        for (sub, tally) in self.subs.iter().zip(&self.tallies) {
+            let seal = SealTally { tally: *tally, expected: None, by: 1, now: Some(self.now) };
+            let sealed = self.store.seal_tally(seal).await.unwrap();
+            assert!(sealed.completed_now, "{}: {:?} has ended", sub.name, sealed.tally);
+        }
     }
 
     async fn drain_one(&mut self, sub: usize) {
@@ -210,6 +222,10 @@ impl World {
             .collect();
         let unit = events.iter().zip(&keys).map(|(new, key)| {
             let event = Event::new(TOPIC, "x").delay(Duration::from_secs(new.delay)).priority(new.priority);
+            let event = match new.tally {
+                Some(sub) => event.tally_of(self.tallies[sub], &self.subs[sub].name),
+                None => event,
+            };
             key.iter().fold(event, |event, key| event.key(key))
         });
         let emit = Emit { units: vec![unit.collect()], now: Some(self.now) };
@@ -223,6 +239,9 @@ impl World {
             let due = self.now.after(Duration::from_secs(new.delay));
             for sub in &mut self.subs {
                 sub.items.insert(emitted.id, Item::new(key.clone(), prev, Place::Free { due }));
+            }
+            if let Some(sub) = new.tally {
+                self.subs[sub].tallied.insert(emitted.id, None);
             }
             self.events.insert(emitted.id, (key.clone(), prev));
             self.due.insert(emitted.id, due);

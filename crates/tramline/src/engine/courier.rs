@@ -1,0 +1,115 @@
+//! Takes the news of tallies to whom they concern: emits their events, and wakes those who wait for them.
+
+use crate::engine::backoff;
+use crate::engine::clock::Clock;
+use crate::error::{Kind, Result};
+use crate::model::id::{SubscriptionId, TallyId};
+use crate::store::Store;
+use crate::store::verbs_tally::Deliver;
+use crate::wake::Wake;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How many pieces of news one step delivers.
+const LIMIT: u32 = 100;
+/// How often a step is tried before it is left to the next sweep.
+const TRIES: u32 = 6;
+
+/// Delivers in the background, one step at a time.
+#[derive(Debug)]
+pub(crate) struct Courier {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    wake: Arc<dyn Wake>,
+    errand: Mutex<Errand>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Errand {
+    None,
+    Running,
+    /// Running, and something new may have come since it looked.
+    Again,
+}
+
+impl Courier {
+    pub(crate) fn new(store: Arc<dyn Store>, clock: Clock, wake: Arc<dyn Wake>) -> Arc<Courier> {
+        Arc::new(Courier { store, clock, wake, errand: Mutex::new(Errand::None) })
+    }
+
+    /// Some tallies may have news. Returns at once; what this process cannot deliver, a later sweep does.
+    pub(crate) fn send(self: &Arc<Self>, tallies: &[TallyId]) {
+        if !tallies.is_empty() {
+            self.ring(tallies);
+            self.look();
+        }
+    }
+
+    /// There may be news, and nobody knows of whom.
+    pub(crate) fn look(self: &Arc<Self>) {
+        let mut errand = self.errand.lock().unwrap_or_else(PoisonError::into_inner);
+        if *errand == Errand::None {
+            *errand = Errand::Running;
+            tokio::spawn(run(Running(self.clone())));
+        } else {
+            *errand = Errand::Again;
+        }
+    }
+
+    /// Delivers all that is there.
+    pub(crate) async fn deliver_all(&self) -> Result<u64> {
+        let mut count = 0;
+        loop {
+            let delivered = self.store.deliver(Deliver { limit: LIMIT, now: self.clock.now() }).await?;
+            count += delivered.count;
+            self.wake.notify(&delivered.wake);
+            self.ring(&delivered.completed);
+            if !delivered.more {
+                return Ok(count);
+            }
+        }
+    }
+
+    fn ring(&self, tallies: &[TallyId]) {
+        if !tallies.is_empty() {
+            let bells: Vec<SubscriptionId> = tallies.iter().map(|tally| tally.bell()).collect();
+            self.wake.notify(&bells);
+        }
+    }
+}
+
+/// The errand under way. Dropping it, even by a panic, lets another begin.
+struct Running(Arc<Courier>);
+
+impl Running {
+    /// True if there is nothing more to look for; then the errand is over.
+    fn is_over(&self) -> bool {
+        let mut errand = self.0.errand.lock().unwrap_or_else(PoisonError::into_inner);
+        let over = *errand == Errand::Running;
+        *errand = if over { Errand::None } else { Errand::Running };
+        over
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        *self.0.errand.lock().unwrap_or_else(PoisonError::into_inner) = Errand::None;
+    }
+}
+
+async fn run(running: Running) {
+    let mut failures = 0;
+    loop {
+        match running.0.deliver_all().await {
+            Ok(_) if running.is_over() => return std::mem::forget(running),
+            Ok(_) => failures = 0,
+            Err(error) if error.kind() == Kind::Unavailable && failures + 1 < TRIES => {
+                failures += 1;
+                running.0.clock.sleep(backoff::delay(failures)).await;
+            }
+            Err(error) => {
+                tracing::warn!(error = %error, "the news of a tally could not be delivered; a sweep tries again");
+                return;
+            }
+        }
+    }
+}

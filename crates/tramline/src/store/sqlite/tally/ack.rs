@@ -1,0 +1,69 @@
+//! Acks: parts first, then the rows of their tallies.
+
+use super::rows;
+use crate::error::Result;
+use crate::model::id::TallyId;
+use crate::model::tally::part::{Part, PartId};
+use crate::model::tally::{Ack, TallyItem};
+use crate::plan::tally::{Acks, gather};
+use crate::store::sqlite::rows::one_chunk;
+use crate::store::sqlite::session::{Ended, Session};
+use crate::store::verbs_tally::{AckItems, AckedItems, CompletedTally};
+use std::collections::{BTreeMap, HashMap};
+
+pub(in crate::store::sqlite) fn ack(session: &Session<'_>, ack: &AckItems) -> Result<AckedItems> {
+    end(session, &ack.acks, false, ack.by)
+}
+
+/// Events that are items of tallies have ended: so have the items.
+pub(in crate::store::sqlite) fn events_ended(session: &Session<'_>, ended: &[Ended]) -> Result<Vec<TallyId>> {
+    let mut items = Vec::new();
+    for Ended { subscription, chunk, mask, ending } in ended {
+        let Some(row) = one_chunk(session.conn, *chunk)? else { continue };
+        let of_chunk: Vec<TallyItem> = row.items(*subscription, *mask)?;
+        items.extend(of_chunk.into_iter().map(|item| (item, *ending)));
+    }
+    Ok(end(session, &gather(items), true, 0)?.news)
+}
+
+/// Ends items. With `amend`, failed ones become done.
+pub(super) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> Result<AckedItems> {
+    let conn = session.conn;
+    let acks = Acks::new(acks, amend);
+    let mut standings = HashMap::new();
+    let mut acked = AckedItems::default();
+    for tally in acks.tallies() {
+        let Some(row) = rows::one(conn, tally)? else { continue };
+        if row.was_completed_by(by) {
+            acked.completed.push(CompletedTally { id: tally, user_key: row.user_key.clone() });
+        }
+        standings.insert(tally, row.standing());
+    }
+    let mut parts: BTreeMap<PartId, Part> = BTreeMap::new();
+    for id in acks.parts() {
+        if let Some(part) = rows::part(conn, id)? {
+            parts.insert(id, part);
+        }
+    }
+    let outcome = acks.apply(&standings, &mut parts);
+    for id in &outcome.changed {
+        rows::write_part(conn, *id, &parts[id], session.now)?;
+    }
+    acked.results = outcome.results;
+    for (tally, delta) in outcome.deltas {
+        let mut row = rows::require(conn, tally)?;
+        if !delta.concerns(row.tells.awaits_failure()) {
+            continue;
+        }
+        let mut outbox = Vec::new();
+        let completed = row.take(&delta, by, session.now, &mut outbox);
+        rows::write(conn, &row, &outbox)?;
+        if completed {
+            acked.completed.push(CompletedTally { id: tally, user_key: row.user_key });
+        }
+        if completed || !outbox.is_empty() {
+            acked.news.push(tally);
+        }
+    }
+    Ok(acked)
+}

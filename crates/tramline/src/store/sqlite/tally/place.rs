@@ -1,0 +1,35 @@
+//! Events that are emitted as items of tallies.
+
+use super::{is_pending, rows};
+use crate::error::Result;
+use crate::model::event::Event;
+use crate::model::tally::TallyItem;
+use crate::plan::tally::{Placement, origins, place as plan_place, wanted};
+use crate::store::sqlite::session::Session;
+use std::collections::{BTreeMap, HashSet};
+
+/// Adds an item for each event that shall be one, and numbers it. Gives the units that cannot be stored.
+pub(in crate::store::sqlite) fn place(session: &Session<'_>, units: &mut [Vec<Event>]) -> Result<Placement> {
+    let wanted = wanted(units);
+    if wanted.is_empty() {
+        return Ok(Placement::default());
+    }
+    let mut found = BTreeMap::new();
+    for tally in wanted {
+        if let Some(row) = rows::one(session.conn, tally)? {
+            found.insert(tally, row);
+        }
+    }
+    let mut unfinished: HashSet<TallyItem> = HashSet::new();
+    for item in origins(units) {
+        if is_pending(session.conn, item)? {
+            unfinished.insert(item);
+        }
+    }
+    let placement = plan_place(units, &session.catalog, &mut found, &unfinished, session.now);
+    for (tally, added) in &placement.added {
+        rows::extend(session.conn, *tally, *added, None)?;
+        rows::write(session.conn, &found[tally], &[])?;
+    }
+    Ok(placement)
+}
