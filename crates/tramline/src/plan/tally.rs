@@ -445,13 +445,12 @@ mod tests {
         let (done, failed) = (Ending::Done, Ending::Failed);
         let ended = [(2, 5, done), (1, 3, failed), (1, 1, done), (1, 2, done), (1, 4, failed), (1, 9, done)];
         let acks = gather(ended.into_iter().map(|(tally, number, how)| (item(tally, number), how)).collect());
-        let flat: Vec<(i64, Ending, Vec<(u64, u64)>)> = acks
-            .into_iter()
-            .map(|ack| (ack.tally.0, ack.ending, ack.items.iter().map(|i| (i.first, i.last)).collect()))
-            .collect();
-        assert_eq!(
-            flat,
-            [(1, done, vec![(1, 2), (9, 9)]), (1, failed, vec![(3, 4)]), (2, done, vec![(5, 5)])]
-        );
+        let ack = |tally, ending, items: &[(u64, u64)]| Ack {
+            tally: TallyId(tally),
+            items: items.iter().map(|(first, last)| (*first..=*last).into()).collect(),
+            ending,
+        };
+        let expected = [ack(1, done, &[(1, 2), (9, 9)]), ack(1, failed, &[(3, 4)]), ack(2, done, &[(5, 5)])];
+        assert_eq!(acks, expected);
     }
 }

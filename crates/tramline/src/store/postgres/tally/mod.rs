@@ -19,10 +19,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) async fn open(session: &mut Session<'_>, tally: &NewTally) -> Result<OpenedTally> {
     let hash = hash(tally);
-    if let Some(key) = tally.idempotency_key.as_deref() {
-        if let Some(known) = known(session, key, &hash).await? {
-            return Ok(known);
-        }
+    if let Some(key) = tally.idempotency_key.as_deref()
+        && let Some(known) = known(session, key, &hash).await?
+    {
+        return Ok(known);
     }
     let parent = match tally.parent {
         Some(parent) => Some(stands_for(session, parent).await?),
