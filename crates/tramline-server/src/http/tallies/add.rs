@@ -21,7 +21,8 @@ use utoipa::ToSchema;
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AddIn {
-    #[schema(minimum = 1, maximum = 1099511627776_u64)]
+    /// At least one; a tally has at most 2^40
+    #[schema(minimum = 1)]
     count: u64,
     /// From inside this unfinished item of the same tally: a growing one takes them even after it was sealed
     within: Option<u64>,

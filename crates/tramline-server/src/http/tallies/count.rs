@@ -20,8 +20,7 @@ use utoipa::ToSchema;
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CountIn {
-    /// Positive for work that was added, negative for work that was done; not zero
-    #[schema(minimum = -1099511627776_i64, maximum = 1099511627776_i64)]
+    /// Positive for work that was added, negative for work that was done; not zero, and at most 2^40
     by: i64,
 }
 

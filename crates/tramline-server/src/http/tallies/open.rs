@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use tramline::model::event::JSON;
 use tramline::model::name;
+use tramline::model::tally::MAX_USER_KEY;
 use tramline::{Event, Headers, NewTally, Parent, Scope, TallyItem};
 use utoipa::ToSchema;
 
@@ -151,6 +152,7 @@ impl OpenIn {
             tally = tally.topic(topic);
         }
         if let Some(key) = self.user_key {
+            check_user_key(&key)?;
             tally = tally.user_key(key);
         }
         if let Some(metadata) = self.metadata {
@@ -179,6 +181,13 @@ impl OpenIn {
         }
         Ok(tally)
     }
+}
+
+fn check_user_key(key: &str) -> Answer<()> {
+    if key.chars().count() <= MAX_USER_KEY {
+        return Ok(());
+    }
+    Err(Problem::invalid("the user key has more than 255 characters", "use a shorter one"))
 }
 
 fn check_expiry(millis: u64) -> Answer<u64> {
