@@ -31,7 +31,7 @@ async fn fill_and_end(node: &Node, tally: &str, client: u64) -> usize {
     for _ in 0..3 {
         let added = node.post(&format!("/v1/tallies/{tally}/add"), json!({"count": 5})).await;
         let first = added["first"].as_u64().unwrap();
-        let verb = if client % 3 == 0 { "fail" } else { "ack" };
+        let verb = if client.is_multiple_of(3) { "fail" } else { "ack" };
         count += told(node, tally, "ack", json!({"items": [[first + 1, first + 4]]})).await;
         count += told(node, tally, verb, json!({"items": [[first, first + 2]]})).await;
     }
@@ -48,7 +48,7 @@ async fn of_many_clients_that_ack_fail_add_and_seal_at_once_exactly_one_is_told(
         assert_eq!(before, 0, "nothing is complete before it is sealed");
         let (nodes, tally) = (&nodes, &tally);
         let acks = (0..40usize).map(|n| {
-            let verb = if n % 7 == 0 { "fail" } else { "ack" };
+            let verb = if n.is_multiple_of(7) { "fail" } else { "ack" };
             told(&nodes[n % 2], tally, verb, json!({"items": [(n * 11) % 40]}))
         });
         let seals = (0..6).map(|n| told(&nodes[n % 2], tally, "seal", json!({})));

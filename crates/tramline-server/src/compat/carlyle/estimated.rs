@@ -1,8 +1,7 @@
 //! Estimated batches: plain counters, where what is counted twice is in the count twice.
 
-use super::exact::CreateIn;
 use super::outcome::{Refused, answer};
-use super::{Asked, ESTIMATED, malformed, new_batch, read, unknown};
+use super::{Asked, ESTIMATED, find, malformed, read, unknown};
 use crate::http::app::{App, Shared};
 use crate::http::caller::Caller;
 use crate::http::json::ok;
@@ -35,26 +34,18 @@ pub(super) async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Answer<Response> {
-    caller.topic(FILL, ESTIMATED)?;
-    let create: CreateIn = read(&app, &headers, body).await?;
-    let batch = new_batch(ESTIMATED, create.user_key).estimated();
-    let batch = app.ask(app.tram.tallies().open(batch)).await.map_err(malformed)?;
-    Ok(ok(CreatedOut { batch_id: counter_name(batch.id) }).into_response())
+    let batch = super::create(&app, &caller, ESTIMATED, &headers, body).await?;
+    Ok(ok(CreatedOut { batch_id: counter_name(batch) }).into_response())
 }
 
-/// An estimated batch that the caller may see.
-async fn find(app: &App, caller: &Caller, any: &[Scope], id: &str) -> Answer<Tally> {
+/// The batch behind a name, if the caller may see it.
+async fn named(app: &App, caller: &Caller, any: &[Scope], id: &str) -> Answer<Tally> {
     caller.needs(any)?;
     if !is_uuid(id) {
         let detail = "the id of an estimated batch is a UUID";
         return Err(Problem::malformed(detail, "send it as creating the batch gave it"));
     }
-    let Some(batch) = parse_counter(id) else { return Err(unknown()) };
-    match app.ask(app.tram.tallies().get(batch)).await {
-        Ok(found) if found.estimated && access::sees_this(caller, &found) => Ok(found),
-        Err(problem) if problem.status() != StatusCode::NOT_FOUND => Err(problem),
-        _ => Err(unknown()),
-    }
+    find(app, caller, any, ESTIMATED, parse_counter(id).ok_or_else(unknown)?).await
 }
 
 /// UUIDs that were not made here name nothing; everything else is malformed.
@@ -75,7 +66,7 @@ struct BatchOut {
 
 /// GET /:id
 pub(super) async fn get(State(app): State<Shared>, caller: Caller, id: Name) -> Answer<Response> {
-    let batch = find(&app, &caller, SEE, &id.0).await?;
+    let batch = named(&app, &caller, SEE, &id.0).await?;
     let is_closed = batch.state != TallyState::Open;
     let told = BatchOut { is_complete: batch.is_complete(), is_closed, user_key: batch.user_key };
     Ok(ok(told).into_response())
@@ -94,7 +85,7 @@ pub(super) async fn incr(
     id: Name,
     Asked(By { by }): Asked<By>,
 ) -> Answer<Response> {
-    let batch = find(&app, &caller, FILL, &id.0).await?;
+    let batch = named(&app, &caller, FILL, &id.0).await?;
     let by = by.map_or(Some(1), |text| text.parse().ok()).filter(|by| countable(*by));
     let by = by.ok_or_else(|| Problem::malformed("`by` is not a number to count by", "send 1 to 2^40"))?;
     let mut counted = app.ask(app.tram.tallies().count(vec![(batch.id, by)])).await?;
@@ -217,14 +208,14 @@ impl OneDecrIn {
 
 /// POST /:id/close
 pub(super) async fn close(State(app): State<Shared>, caller: Caller, id: Name) -> Answer<Response> {
-    let batch = find(&app, &caller, FILL, &id.0).await?;
+    let batch = named(&app, &caller, FILL, &id.0).await?;
     let closed = app.ask(app.tram.tallies().seal(batch.id, None)).await?;
     Ok(ok(CountedOut::counted(closed.tally)).into_response())
 }
 
 /// DELETE /:id
 pub(super) async fn delete(State(app): State<Shared>, caller: Caller, id: Name) -> Answer<Response> {
-    let batch = find(&app, &caller, MANAGE, &id.0).await?;
+    let batch = named(&app, &caller, MANAGE, &id.0).await?;
     app.ask(app.tram.tallies().delete(batch.id)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

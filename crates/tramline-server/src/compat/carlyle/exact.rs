@@ -1,28 +1,21 @@
 //! Exact batches: every item is known by its name.
 
-use super::{Asked, EXACT, malformed, new_batch, read, unknown};
+use super::{Asked, EXACT, find, malformed, read};
 use crate::http::app::{App, Shared};
 use crate::http::caller::Caller;
 use crate::http::json::{ok, parse_time};
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
-use crate::http::tallies::{FILL, MANAGE, SEE, access};
+use crate::http::tallies::{FILL, MANAGE, SEE};
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tramline::{Scope, Tally, TallyId, TallyState, Time};
+use tramline::{TallyId, TallyState, Time};
 
 /// How many items one call adds. Carlyle's own clients add 10,000; the answer to this many weighs about 9 MB.
 const MAX_ITEMS: i64 = 10_000_000;
-
-/// A batch to create.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct CreateIn {
-    pub(super) user_key: Option<String>,
-}
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -37,11 +30,8 @@ pub(super) async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Answer<Response> {
-    caller.topic(FILL, EXACT)?;
-    let create: CreateIn = read(&app, &headers, body).await?;
-    let batch =
-        app.ask(app.tram.tallies().open(new_batch(EXACT, create.user_key))).await.map_err(malformed)?;
-    Ok(ok(CreatedOut { batch_id: batch.id.0 }).into_response())
+    let batch = super::create(&app, &caller, EXACT, &headers, body).await?;
+    Ok(ok(CreatedOut { batch_id: batch.0 }).into_response())
 }
 
 #[derive(Serialize)]
@@ -56,7 +46,7 @@ struct BatchOut {
 
 /// GET /:id
 pub(super) async fn get(State(app): State<Shared>, caller: Caller, id: Name) -> Answer<Response> {
-    let batch = find(&app, &caller, SEE, parse(&id.0)?).await?;
+    let batch = find(&app, &caller, SEE, EXACT, parse(&id.0)?).await?;
     let told = BatchOut {
         batch_id: batch.id.0,
         is_complete: batch.is_complete(),
@@ -72,16 +62,6 @@ fn parse(id: &str) -> Answer<TallyId> {
     })
 }
 
-/// An exact batch that the caller may see.
-async fn find(app: &App, caller: &Caller, any: &[Scope], batch: TallyId) -> Answer<Tally> {
-    caller.needs(any)?;
-    match app.ask(app.tram.tallies().get(batch)).await {
-        Ok(found) if !found.estimated && access::sees_this(caller, &found) => Ok(found),
-        Err(problem) if problem.status() != StatusCode::NOT_FOUND => Err(problem),
-        _ => Err(unknown()),
-    }
-}
-
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ClosedOut {
@@ -90,7 +70,7 @@ struct ClosedOut {
 
 /// POST /close/:id
 pub(super) async fn close(State(app): State<Shared>, caller: Caller, id: Name) -> Answer<Response> {
-    let batch = find(&app, &caller, FILL, parse(&id.0)?).await?;
+    let batch = find(&app, &caller, FILL, EXACT, parse(&id.0)?).await?;
     let closed = app.ask(app.tram.tallies().seal(batch.id, None)).await?;
     Ok(ok(ClosedOut { is_complete: closed.tally.is_complete() }).into_response())
 }
@@ -128,7 +108,7 @@ pub(super) async fn items(
         let detail = format!("{} items cannot be added", add.items);
         return Err(Problem::malformed(detail, "add 1 to 10,000,000 at a time"));
     }
-    let batch = find(&app, &caller, FILL, TallyId(add.batch_id)).await?.id;
+    let batch = find(&app, &caller, FILL, EXACT, TallyId(add.batch_id)).await?.id;
     let added = app.ask(app.tram.tallies().add(batch, add.items.unsigned_abs())).await.map_err(malformed)?;
     let group =
         |group: tramline::model::tally::group::Group| GroupOut { id: group.id.to_string(), upto: group.upto };

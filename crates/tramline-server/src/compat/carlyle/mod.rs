@@ -14,8 +14,10 @@ mod outcome;
 
 use crate::http::app::{App, Shared};
 use crate::http::body;
+use crate::http::caller::Caller;
 use crate::http::params::Params;
 use crate::http::problem::{Answer, Problem};
+use crate::http::tallies::{FILL, access};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::FromRequestParts;
@@ -23,9 +25,11 @@ use axum::handler::Handler;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::routing::{MethodFilter, on};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tramline::{Event, NewTally};
+use tramline::model::event::JSON;
+use tramline::{Event, NewTally, Scope, Tally, TallyId};
 
 /// The topic of exact batches.
 const EXACT: &str = "carlyle/exact";
@@ -85,16 +89,45 @@ impl Served {
     }
 }
 
-/// A batch of a topic. Who completes it may die before it can tell: the event comes all the same.
+/// A batch to create.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CreateIn {
+    user_key: Option<String>,
+}
+
+/// Creates a batch of a topic.
+async fn create(app: &App, caller: &Caller, topic: &str, headers: &HeaderMap, body: Body) -> Answer<TallyId> {
+    caller.topic(FILL, topic)?;
+    let create: CreateIn = read(app, headers, body).await?;
+    let batch = new_batch(topic, create.user_key);
+    Ok(app.ask(app.tram.tallies().open(batch)).await.map_err(malformed)?.id)
+}
+
+/// A batch that tells when it is complete. Who completes it may die before it can tell: the event comes all the same.
 fn new_batch(topic: &str, user_key: Option<String>) -> NewTally {
     // Carlyle takes an empty key for none.
     let user_key = user_key.filter(|key| !key.is_empty());
-    let complete = Event::new(topic, json!({"userKey": user_key}).to_string());
-    let batch =
-        NewTally::new().topic(topic).on_complete(complete.content_type("application/json").kind(COMPLETE));
+    let complete =
+        Event::new(topic, json!({"userKey": user_key}).to_string()).content_type(JSON).kind(COMPLETE);
+    let mut batch = NewTally::new().topic(topic).on_complete(complete);
+    if topic == ESTIMATED {
+        batch = batch.estimated();
+    }
     match user_key {
         Some(key) => batch.user_key(key),
         None => batch,
+    }
+}
+
+/// A batch of one kind that the caller may see.
+async fn find(app: &App, caller: &Caller, any: &[Scope], kind: &str, batch: TallyId) -> Answer<Tally> {
+    caller.needs(any)?;
+    let fits = |found: &Tally| found.estimated == (kind == ESTIMATED) && access::sees_this(caller, found);
+    match app.ask(app.tram.tallies().get(batch)).await {
+        Ok(found) if fits(&found) => Ok(found),
+        Err(problem) if problem.status() != StatusCode::NOT_FOUND => Err(problem),
+        _ => Err(unknown()),
     }
 }
 
