@@ -152,6 +152,8 @@ const SHORTEST_SECRET: usize = 8;
 const WEEK_MS: u64 = 7 * 24 * 3600 * 1000;
 /// A tally must not be gone before its caller has looked at it.
 const SHORTEST_KEEPING_MS: u64 = 60_000;
+/// A hundred years.
+const LONGEST_KEEPING_MS: u64 = 100 * 366 * 24 * 3600 * 1000;
 
 impl Args {
     /// Reads the file, if one is named, and resolves everything.
@@ -255,9 +257,13 @@ impl Config {
         if counts.contains(&0) || counts[1..].iter().any(|count| *count > 1_000_000) {
             return Err("a limit is out of range: use 1 to 1,000,000".into());
         }
-        if self.keep_open_tallies_ms.min(self.keep_sealed_tallies_ms) < SHORTEST_KEEPING_MS {
+        let keeping = SHORTEST_KEEPING_MS..=LONGEST_KEEPING_MS;
+        if [self.keep_open_tallies_ms, self.keep_sealed_tallies_ms]
+            .iter()
+            .any(|millis| !keeping.contains(millis))
+        {
             return Err(
-                format!("tallies are kept for too short: use at least {SHORTEST_KEEPING_MS} ms").into()
+                "tallies are kept for too short or too long: use one minute to a hundred years".into()
             );
         }
         Ok(())
@@ -402,6 +408,12 @@ mod tests {
         ] {
             assert!(settings(bad).unwrap().resolve().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn carlyle_can_be_switched_off() {
+        assert_eq!(Config::defaults().unwrap().carlyle, Switch::On);
+        assert_eq!(settings("carlyle = 'off'").unwrap().resolve().unwrap().carlyle, Switch::Off);
     }
 
     #[test]
