@@ -161,3 +161,20 @@ impl From<TallyItem> for ItemOut {
         ItemOut { id: Number(item.tally), item: item.number }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_is_told_even_if_the_counts_could_not_be_read() {
+        let told = serde_json::to_value(Standing::unread(TallyId(7), true)).unwrap();
+        assert_eq!(
+            (&told["tally"], &told["completed_now"], &told["complete"]),
+            (&"7".into(), &true.into(), &true.into())
+        );
+        assert_eq!((&told["pending"], &told["done"]), (&0.into(), &Value::Null));
+        let other = serde_json::to_value(Standing::unread(TallyId(7), false)).unwrap();
+        assert_eq!((&other["complete"], &other["state"]), (&Value::Null, &Value::Null));
+    }
+}
