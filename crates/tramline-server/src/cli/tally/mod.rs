@@ -20,12 +20,9 @@ pub(crate) const EXAMPLES: &str = r#"  id=$(tramline tally open --user-key impor
   tramline tally seal $id --expected 1000
   tramline tally ack $id 0-499 500 501
   tramline tally fail $id 502
-  tramline tally watch $id
+  tramline tally watch $id                         # its --help has more exit codes
   tramline tally list --state open,sealed
-  tramline emit rows '{"row": 1}' --tally $id      # an item that ends when the event is settled
-
-`tally watch` ends with 0 when the tally is complete and no item failed, 5 when items failed, 6 when it was cancelled, 7 when it has
-expired."#;
+  tramline emit rows '{"row": 1}' --tally $id      # an item that ends when the event is settled"#;
 
 /// What the command takes.
 #[derive(clap::Args)]
@@ -53,6 +50,7 @@ enum Verb {
     /// List tallies
     List(look::List),
     /// Show the progress of a tally until it ends
+    #[command(after_help = watch::EXIT_CODES)]
     Watch(watch::Args),
     /// Give a tally up: it will never be complete
     Cancel(look::Which),

@@ -9,6 +9,13 @@ use serde_json::Value;
 use std::io::IsTerminal;
 use std::time::Duration;
 
+pub(super) const EXIT_CODES: &str = "\
+Example:
+  tramline tally watch 7 && ./publish-import
+
+Exit codes: 0 complete and no item failed, 5 complete but items failed, 6 cancelled, 7 expired; 1 refused or failed, 2 wrong usage, 3 the
+server cannot be reached, 4 not found";
+
 /// What to watch.
 #[derive(clap::Args)]
 pub(super) struct Args {
