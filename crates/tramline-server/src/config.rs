@@ -66,6 +66,15 @@ pub(crate) struct Settings {
     /// How long running requests may take to finish after SIGTERM
     #[arg(long, env = "TRAMLINE_DRAIN_MS")]
     drain_ms: Option<u64>,
+    /// How long an open tally is kept to which nothing happens, in milliseconds
+    #[arg(long, env = "TRAMLINE_KEEP_OPEN_TALLIES_MS")]
+    keep_open_tallies_ms: Option<u64>,
+    /// How long a tally is kept that was sealed or has ended and to which nothing happens, in milliseconds
+    #[arg(long, env = "TRAMLINE_KEEP_SEALED_TALLIES_MS")]
+    keep_sealed_tallies_ms: Option<u64>,
+    /// Serve Carlyle's API too, under /api/v1/batch
+    #[arg(long, env = "TRAMLINE_CARLYLE", value_enum)]
+    carlyle: Option<Switch>,
     /// What to log, such as info or warn,tramline=debug
     #[arg(long, env = "TRAMLINE_LOG")]
     log: Option<String>,
@@ -83,6 +92,17 @@ pub(crate) enum LogFormat {
     Text,
     /// One JSON object per line.
     Json,
+}
+
+/// Whether something is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Switch {
+    /// It is.
+    #[default]
+    On,
+    /// It is not: its paths do not exist.
+    Off,
 }
 
 /// What `serve` and `config` take.
@@ -117,6 +137,9 @@ pub(crate) struct Config {
     pub(crate) write_timeout_ms: u64,
     pub(crate) store_timeout_ms: u64,
     pub(crate) drain_ms: u64,
+    pub(crate) keep_open_tallies_ms: u64,
+    pub(crate) keep_sealed_tallies_ms: u64,
+    pub(crate) carlyle: Switch,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -125,6 +148,12 @@ pub(crate) struct Config {
 const ROOT_TOKEN: &str = "TRAMLINE_ROOT_TOKEN";
 /// The shortest root token that is taken for a secret.
 const SHORTEST_SECRET: usize = 8;
+
+const WEEK_MS: u64 = 7 * 24 * 3600 * 1000;
+/// A tally must not be gone before its caller has looked at it.
+const SHORTEST_KEEPING_MS: u64 = 60_000;
+/// A hundred years.
+const LONGEST_KEEPING_MS: u64 = 100 * 366 * 24 * 3600 * 1000;
 
 impl Args {
     /// Reads the file, if one is named, and resolves everything.
@@ -169,6 +198,9 @@ impl Settings {
             write_timeout_ms: self.write_timeout_ms.or(other.write_timeout_ms),
             store_timeout_ms: self.store_timeout_ms.or(other.store_timeout_ms),
             drain_ms: self.drain_ms.or(other.drain_ms),
+            keep_open_tallies_ms: self.keep_open_tallies_ms.or(other.keep_open_tallies_ms),
+            keep_sealed_tallies_ms: self.keep_sealed_tallies_ms.or(other.keep_sealed_tallies_ms),
+            carlyle: self.carlyle.or(other.carlyle),
             log: self.log.or(other.log),
             log_format: self.log_format.or(other.log_format),
         }
@@ -195,6 +227,9 @@ impl Settings {
             write_timeout_ms: self.write_timeout_ms.unwrap_or(30_000),
             store_timeout_ms: self.store_timeout_ms.unwrap_or(30_000),
             drain_ms: self.drain_ms.unwrap_or(28_000),
+            keep_open_tallies_ms: self.keep_open_tallies_ms.unwrap_or(WEEK_MS),
+            keep_sealed_tallies_ms: self.keep_sealed_tallies_ms.unwrap_or(WEEK_MS),
+            carlyle: self.carlyle.unwrap_or_default(),
             log: self.log.unwrap_or_else(|| "info".into()),
             log_format: self.log_format.unwrap_or_default(),
         };
@@ -221,6 +256,15 @@ impl Config {
             [self.max_body, self.max_connections, self.max_requests, self.max_waiting, self.max_followers];
         if counts.contains(&0) || counts[1..].iter().any(|count| *count > 1_000_000) {
             return Err("a limit is out of range: use 1 to 1,000,000".into());
+        }
+        let keeping = SHORTEST_KEEPING_MS..=LONGEST_KEEPING_MS;
+        if [self.keep_open_tallies_ms, self.keep_sealed_tallies_ms]
+            .iter()
+            .any(|millis| !keeping.contains(millis))
+        {
+            return Err(
+                "tallies are kept for too short or too long: use one minute to a hundred years".into()
+            );
         }
         Ok(())
     }
@@ -305,6 +349,9 @@ const FIELDS: &[&str] = &[
     "write_timeout_ms",
     "store_timeout_ms",
     "drain_ms",
+    "keep_open_tallies_ms",
+    "keep_sealed_tallies_ms",
+    "carlyle",
     "log",
     "log_format",
 ];
@@ -352,9 +399,21 @@ mod tests {
     #[test]
     fn unknown_keys_and_impossible_values_are_errors() {
         assert!(settings("listne = 'x'").unwrap_err().to_string().contains("unknown field"));
-        for bad in ["tls_cert = 'x'", "max_payload = 0", "max_requests = 0", "root_token = 'short'"] {
+        for bad in [
+            "tls_cert = 'x'",
+            "max_payload = 0",
+            "max_requests = 0",
+            "root_token = 'short'",
+            "keep_open_tallies_ms = 1",
+        ] {
             assert!(settings(bad).unwrap().resolve().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn carlyle_can_be_switched_off() {
+        assert_eq!(Config::defaults().unwrap().carlyle, Switch::On);
+        assert_eq!(settings("carlyle = 'off'").unwrap().resolve().unwrap().carlyle, Switch::Off);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod compat;
 mod config;
 mod http;
 mod logs;

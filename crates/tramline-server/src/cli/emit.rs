@@ -75,6 +75,32 @@ pub(super) struct About {
     #[arg(long, value_name = "0..9", value_parser = clap::value_parser!(u8).range(0..=9))]
     #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<u8>,
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "Tally::is_none")]
+    tally: Tally,
+}
+
+/// The tally whose item an event is.
+#[derive(clap::Args, Clone, Default, Serialize)]
+pub(super) struct Tally {
+    /// Make it an item of this tally, which ends when the event is settled
+    #[arg(long = "tally", value_name = "TALLY")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// Whose settling ends the item, if the topic has several subscriptions
+    #[arg(long = "tally-subscription", value_name = "NAME", requires = "id")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subscription: Option<String>,
+    /// From inside this unfinished item of the tally: a growing one takes it even after it was sealed
+    #[arg(long, value_name = "ITEM", requires = "id")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    within: Option<u64>,
+}
+
+impl Tally {
+    fn is_none(&self) -> bool {
+        self.id.is_none()
+    }
 }
 
 /// An event as the server reads it.
@@ -155,6 +181,9 @@ fn in_headers(about: &About) -> Vec<(String, String)> {
         one("type", about.kind.clone()),
         one("delay-ms", about.delay.map(|delay| value::millis(delay).to_string())),
         one("priority", about.priority.map(|priority| priority.to_string())),
+        one("tally", about.tally.id.clone()),
+        one("tally-subscription", about.tally.subscription.clone()),
+        one("tally-within", about.tally.within.map(|item| item.to_string())),
     ]
     .into_iter()
     .flatten()
@@ -183,6 +212,7 @@ mod tests {
             delay: Some(Duration::from_secs(5)),
             at: None,
             priority: None,
+            tally: Tally { id: Some("7".to_owned()), ..Tally::default() },
         }
     }
 
@@ -199,7 +229,10 @@ mod tests {
     fn valid_json_is_sent_as_it_is() {
         let (content_type, body) = sent(r#"{"n": 1.10}"#, None);
         assert_eq!(content_type, "application/json");
-        assert_eq!(body, r#"{"payload":{"n": 1.10},"key":"k","headers":{"a":"b"},"delay_ms":5000}"#);
+        assert_eq!(
+            body,
+            r#"{"payload":{"n": 1.10},"key":"k","headers":{"a":"b"},"delay_ms":5000,"tally":{"id":"7"}}"#
+        );
     }
 
     #[test]
@@ -208,7 +241,7 @@ mod tests {
         assert_eq!(sent("42", Some("text/csv")), ("text/csv".to_owned(), "42".to_owned()));
         let headers = in_headers(&about());
         let names: Vec<&str> = headers.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["key", "delay-ms", "header-a"]);
+        assert_eq!(names, ["key", "delay-ms", "tally", "header-a"]);
     }
 
     #[test]

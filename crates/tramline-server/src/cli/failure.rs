@@ -15,6 +15,12 @@ pub(crate) enum Exit {
     Unreachable = 3,
     /// What was asked for does not exist.
     NotFound = 4,
+    /// A tally was watched to its end, and items failed.
+    ItemsFailed = 5,
+    /// A tally was watched, and somebody gave it up.
+    Cancelled = 6,
+    /// A tally was watched until its time was over.
+    Expired = 7,
 }
 
 /// The end of every command's `--help`.

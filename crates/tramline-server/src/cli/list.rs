@@ -57,7 +57,7 @@ const WORKER: &[Column] = &[
 ];
 
 /// The fields of an event, in the order in which they are shown.
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 11] = [
     "id",
     "topic",
     "type",
@@ -68,6 +68,7 @@ const FIELDS: [&str; 10] = [
     "headers",
     "payload",
     "payload_base64",
+    "tally",
 ];
 
 const DELIVERY: &[Column] = &[

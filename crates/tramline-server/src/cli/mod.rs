@@ -4,6 +4,7 @@
 //! - `print`: tables, plain lines and JSON
 //! - `emit`, `bulk`: events in; `tail`, `sse`: events out
 //! - `work`: a command for each event
+//! - `tally`: fan-outs that are tracked to completion
 //! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
 
@@ -20,6 +21,7 @@ mod print;
 mod sse;
 mod stats;
 mod tail;
+mod tally;
 mod token;
 mod value;
 mod work;
@@ -78,6 +80,9 @@ pub(crate) enum Command {
     /// List or release the parked keys of a subscription
     #[command(after_help = help(parked::EXAMPLES))]
     Parked(Client<parked::Args>),
+    /// Open, fill, ack and watch tallies: fan-outs that are tracked to completion
+    #[command(after_help = help(tally::EXAMPLES))]
+    Tally(Client<tally::Args>),
     /// Create, list or drop tokens
     #[command(after_help = help(token::EXAMPLES))]
     Token(Client<token::Args>),
@@ -134,6 +139,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Unblock(it) => control::remove(cx(&it)?, "unblock", it.args).await,
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
+        Command::Tally(it) => tally::run(cx(&it)?, it.args).await,
         Command::Token(it) => token::run(cx(&it)?, it.args).await,
         Command::Completions { shell } => completions(shell),
     }

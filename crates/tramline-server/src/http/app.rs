@@ -5,6 +5,7 @@ use crate::http::access::Access;
 use crate::http::body;
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Answer, Problem};
+use crate::http::tallies::access::Belongings;
 use crate::http::workers::Workers;
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
@@ -28,6 +29,7 @@ pub(crate) struct App {
     pub(crate) config: Config,
     pub(crate) access: Access,
     pub(crate) workers: Workers,
+    pub(crate) tallies: Belongings,
     pub(crate) metrics: Arc<Metrics>,
     /// Cancelled when the server is asked to stop: who waits, answers; who follows, ends.
     pub(crate) draining: CancellationToken,
@@ -48,6 +50,7 @@ impl App {
             tram,
             access,
             workers: Workers::default(),
+            tallies: Belongings::default(),
             metrics,
             draining: CancellationToken::new(),
             requests: Arc::new(Semaphore::new(config.max_requests)),

@@ -82,6 +82,11 @@ impl Caller {
         if limited { Err(forbidden()) } else { Ok(()) }
     }
 
+    /// True if no topic is hidden from the caller.
+    pub(crate) fn sees_all_topics(&self) -> bool {
+        self.0.topics.is_none()
+    }
+
     pub(crate) fn sees_topic(&self, topic: &str) -> bool {
         matches(&self.0.topics, topic)
     }
@@ -100,7 +105,7 @@ fn matches(patterns: &Option<Vec<Pattern>>, name: &str) -> bool {
     patterns.as_ref().is_none_or(|patterns| patterns.iter().any(|pattern| pattern.matches(name)))
 }
 
-fn forbidden() -> Problem {
+pub(crate) fn forbidden() -> Problem {
     Problem::new(
         StatusCode::FORBIDDEN,
         "the token does not allow this here",

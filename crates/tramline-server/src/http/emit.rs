@@ -7,6 +7,7 @@ use crate::http::json::{Id, When, json_response};
 use crate::http::ndjson;
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
+use crate::http::tallies::member::MemberIn;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -55,6 +56,9 @@ pub(crate) struct EventIn<'a> {
     #[serde(borrow, default)]
     #[schema(value_type = Option<serde_json::Value>)]
     state: Option<&'a RawValue>,
+    /// Makes it an item of a tally, which ends when a subscription has settled the event
+    #[serde(default)]
+    tally: Option<MemberIn>,
 }
 
 /// One event or many.
@@ -82,8 +86,8 @@ pub(crate) struct Receipts {
 }
 
 /// Emits one event, an array (all or nothing, up to 10,000) or lines of JSON (all or nothing per 1,024 lines). Any other content
-/// type is one event of raw bytes, with `tramline-key`, `tramline-type`, `tramline-delay-ms`, `tramline-priority` and
-/// `tramline-header-*` as headers. Unknown topics are created.
+/// type is one event of raw bytes, with `tramline-key`, `tramline-type`, `tramline-delay-ms`, `tramline-priority`,
+/// `tramline-tally`, `tramline-tally-subscription`, `tramline-tally-within` and `tramline-header-*` as headers. Unknown topics are created.
 #[utoipa::path(post, path = "/v1/topics/{topic}/events", tag = "events",
     params(("topic" = String, Path, description = "The topic; / inside is written %2F"),
         ("Idempotency-Key" = Option<String>, Header, description = "Repeating it within a day stores nothing")),
@@ -100,10 +104,9 @@ pub(crate) async fn emit(
     caller.topic(&[Scope::Publish], &name.0)?;
     let topic = name.checked("topic")?;
     let content_type = content_type(&headers)?;
-    let idempotency_key = text(&headers, "idempotency-key")?;
     let started = tokio::time::Instant::now();
     if content_type == "application/x-ndjson" {
-        return ndjson::emit(&app, &topic, idempotency_key, &headers, body).await;
+        return ndjson::emit(&app, &caller, &topic, &headers, body).await;
     }
     let limit = app.config.max_body;
     let body = body::read(&headers, body, limit, app.config.body_timeout()).await?;
@@ -112,13 +115,16 @@ pub(crate) async fn emit(
     } else {
         vec![raw(&topic, &headers, content_type, body, app.config.max_payload)?]
     };
-    let keys: Vec<Option<String>> = events.iter().map(|(_, key)| key.clone()).collect();
-    if let Some(key) = idempotency_key
-        && let Some((first, _)) = events.first_mut()
-    {
-        *first = first.clone().idempotency_key(key);
+    for read in &events {
+        read.check(&app, &caller).await?;
     }
-    let receipt = store(&app, &topic, events.into_iter().map(|(event, _)| event).collect()).await?;
+    if let Some(key) = text(&headers, "idempotency-key")?
+        && let Some(first) = events.first_mut()
+    {
+        first.event = first.event.clone().idempotency_key(key);
+    }
+    let (events, keys) = events.into_iter().map(|read| (read.event, read.key)).unzip();
+    let receipt = store(&app, &topic, events).await?;
     app.metrics.emit_seconds.observe(&topic, started.elapsed());
     let answer = Receipts { events: receipts(receipt, keys) };
     Ok(json_response(StatusCode::CREATED, serde_json::to_vec(&answer)?))
@@ -151,11 +157,25 @@ pub(crate) fn receipts(receipt: Receipt, keys: Vec<Option<String>>) -> Vec<Emitt
     receipt.events.into_iter().zip(keys).map(told).collect()
 }
 
-/// An event and its key.
-pub(crate) type Keyed = (Event, Option<String>);
+/// An event as it was read.
+pub(crate) struct Read {
+    pub(crate) event: Event,
+    pub(crate) key: Option<String>,
+    tally: Option<MemberIn>,
+}
+
+impl Read {
+    /// Checks what reading it cannot: whose tally it joins.
+    pub(crate) async fn check(&self, app: &App, caller: &Caller) -> Answer<()> {
+        match &self.tally {
+            Some(member) => member.check(app, caller).await,
+            None => Ok(()),
+        }
+    }
+}
 
 /// The events in a JSON body.
-fn read_json(topic: &str, body: &Bytes, max_payload: usize) -> Answer<Vec<Keyed>> {
+fn read_json(topic: &str, body: &Bytes, max_payload: usize) -> Answer<Vec<Read>> {
     if body.trim_ascii_start().first() != Some(&b'[') {
         return Ok(vec![event(topic, body, max_payload)?]);
     }
@@ -171,7 +191,7 @@ fn read_json(topic: &str, body: &Bytes, max_payload: usize) -> Answer<Vec<Keyed>
 }
 
 /// The one event in a piece of JSON.
-pub(crate) fn event(topic: &str, json: &Bytes, max_payload: usize) -> Answer<Keyed> {
+pub(crate) fn event(topic: &str, json: &Bytes, max_payload: usize) -> Answer<Read> {
     serde_json::from_slice::<EventIn<'_>>(json)?.event(topic, json, max_payload)
 }
 
@@ -182,7 +202,7 @@ pub(crate) fn longest_line(max_payload: usize) -> usize {
 
 impl EventIn<'_> {
     /// The event. Its payload shares the memory of `body`, in which it was found.
-    fn event(self, topic: &str, body: &Bytes, max_payload: usize) -> Answer<Keyed> {
+    fn event(self, topic: &str, body: &Bytes, max_payload: usize) -> Answer<Read> {
         let payload = self.payload.get().as_bytes();
         check_payload(payload.len(), max_payload)?;
         let mut event = Event::new(topic, body.slice_ref(payload)).content_type(JSON);
@@ -210,7 +230,10 @@ impl EventIn<'_> {
         if let Some(state) = self.state {
             event = event.state(body.slice_ref(state.get().as_bytes()));
         }
-        Ok((event, key))
+        if let Some(member) = &self.tally {
+            event = member.join(event);
+        }
+        Ok(Read { event, key, tally: self.tally })
     }
 }
 
@@ -222,7 +245,7 @@ pub(crate) fn delay_of(millis: u64) -> Answer<Duration> {
     Ok(Duration::from_millis(millis))
 }
 
-fn raw(topic: &str, headers: &HeaderMap, kind: &str, body: Bytes, max_payload: usize) -> Answer<Keyed> {
+fn raw(topic: &str, headers: &HeaderMap, kind: &str, body: Bytes, max_payload: usize) -> Answer<Read> {
     check_payload(body.len(), max_payload)?;
     let mut event = Event::new(topic, body).content_type(kind);
     let key = text(headers, "tramline-key")?.map(str::to_owned);
@@ -242,7 +265,11 @@ fn raw(topic: &str, headers: &HeaderMap, kind: &str, body: Bytes, max_payload: u
         let value = text(headers, name.as_str())?.unwrap_or_default();
         event = event.header(&name.as_str()["tramline-header-".len()..], value);
     }
-    Ok((event, key))
+    let tally = MemberIn::in_headers(headers)?;
+    if let Some(member) = &tally {
+        event = member.join(event);
+    }
+    Ok(Read { event, key, tally })
 }
 
 fn check_payload(size: usize, most: usize) -> Answer<()> {
@@ -261,14 +288,14 @@ fn content_type(headers: &HeaderMap) -> Answer<&str> {
     Ok(if plain.eq_ignore_ascii_case(JSON) { JSON } else { plain })
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Answer<Option<&'a str>> {
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Answer<Option<&'a str>> {
     let Some(value) = headers.get(name) else { return Ok(None) };
     let text = std::str::from_utf8(value.as_bytes());
     text.map(Some)
         .map_err(|_| Problem::malformed(format!("the header {name} is not UTF-8"), "send it in UTF-8"))
 }
 
-fn number(headers: &HeaderMap, name: &str) -> Answer<Option<u64>> {
+pub(crate) fn number(headers: &HeaderMap, name: &str) -> Answer<Option<u64>> {
     let Some(text) = text(headers, name)? else { return Ok(None) };
     let number = text.parse().map(Some);
     number.map_err(|_| Problem::invalid(format!("the header {name} is not a number"), "send digits only"))

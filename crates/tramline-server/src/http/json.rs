@@ -1,5 +1,6 @@
 //! How ids, times, events and lists are written.
 
+use crate::http::tallies::standing::ItemOut;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
@@ -116,6 +117,9 @@ pub(crate) struct EventOut<'a> {
     #[schema(value_type = std::collections::BTreeMap<String, String>)]
     headers: &'a Headers,
     emitted_at: When,
+    /// The item of a tally that it is
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tally: Option<ItemOut>,
 }
 
 impl<'a> EventOut<'a> {
@@ -134,6 +138,7 @@ impl<'a> EventOut<'a> {
             content_type: &event.content_type,
             headers: &event.headers,
             emitted_at: When(event.emitted_at),
+            tally: event.item.map(ItemOut::from),
         }
     }
 }

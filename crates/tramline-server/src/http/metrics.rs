@@ -4,6 +4,7 @@ use crate::http::app::{App, Shared};
 use crate::http::caller::Caller;
 use crate::http::problem::Answer;
 use crate::http::stats::MOST;
+use crate::http::tallies::figures;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -35,6 +36,7 @@ pub(crate) struct Metrics {
     claimed: Family<Counter>,
     queue_seconds: Family<Histogram>,
     pub(crate) settled: Family<Counter>,
+    pub(crate) tally_items: Family<Counter>,
     wake_lag: Family<Histogram>,
     pub(crate) store_seconds: Family<Histogram>,
     pub(crate) store_failures: Family<Counter>,
@@ -171,6 +173,8 @@ impl Page {
         let about = "How long events were stored before they were claimed over HTTP";
         self.histograms("queue_seconds", about, Of::Subscription, &metrics.queue_seconds);
         self.counters("settled_events_total", "Outcomes over HTTP", Of::Outcome, &metrics.settled);
+        let about = "Items of tallies acked over HTTP";
+        self.counters("tally_items_total", about, Of::Plain("outcome"), &metrics.tally_items);
         let about = "How long after it was stored a waiting claim got an event";
         self.histograms("wake_lag_seconds", about, Of::Nothing, &metrics.wake_lag);
         let about = "How long the verbs of the store took";
@@ -211,6 +215,7 @@ impl Page {
         self.text.push_str(&events);
         self.head("oldest_ready_seconds", "For how long the oldest ready event could have run", "gauge");
         self.text.push_str(&ages);
+        self.text.push_str(&figures::metrics(app, &self.caller).await?);
         Ok(())
     }
 

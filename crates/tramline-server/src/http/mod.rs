@@ -4,6 +4,7 @@
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
 //! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
+//! - [`tallies`]: fan-outs that are tracked to completion
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
 //! - [`stats`], [`metrics`], [`timed`], [`health`]: figures
 //! - [`tokens`]: who may do what
@@ -11,8 +12,8 @@
 
 pub(crate) mod access;
 pub(crate) mod app;
-mod body;
-mod caller;
+pub(crate) mod body;
+pub(crate) mod caller;
 mod claims;
 mod control;
 mod dead;
@@ -21,17 +22,18 @@ mod events;
 mod follow;
 mod given;
 mod health;
-mod json;
+pub(crate) mod json;
 mod limits;
 pub(crate) mod metrics;
 mod ndjson;
 mod openapi;
-mod params;
-mod problem;
+pub(crate) mod params;
+pub(crate) mod problem;
 pub(crate) mod routes;
 mod settle;
 mod stats;
 mod subscriptions;
+pub(crate) mod tallies;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timed;

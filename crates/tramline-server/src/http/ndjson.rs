@@ -2,7 +2,8 @@
 
 use crate::http::app::App;
 use crate::http::body::Reader;
-use crate::http::emit::{self, EmittedOut, Keyed, Receipts};
+use crate::http::caller::Caller;
+use crate::http::emit::{self, EmittedOut, Read, Receipts};
 use crate::http::json::json_response;
 use crate::http::problem::{Answer, Problem};
 use axum::body::Body;
@@ -20,13 +21,14 @@ const MOST_RECEIPTS: usize = 100_000;
 /// Emits all lines. The answer to a bad line says how many events were stored before it.
 pub(crate) async fn emit(
     app: &App,
+    caller: &Caller,
     topic: &str,
-    idempotency_key: Option<&str>,
     headers: &HeaderMap,
     body: Body,
 ) -> Answer<Response> {
     let mut reader = Reader::new(headers, body, app.config.body_timeout())?;
-    let mut stream = Stream { idempotency_key, ..Stream::new(app, topic) };
+    let idempotency_key = emit::text(headers, "idempotency-key")?;
+    let mut stream = Stream { idempotency_key, ..Stream::new(app, caller, topic) };
     let mut lines = Lines::new(emit::longest_line(app.config.max_payload));
     loop {
         let piece = reader.next().await.map_err(|problem| stream.stopped(problem))?;
@@ -49,9 +51,10 @@ pub(crate) async fn emit(
 /// What has come of a stream so far.
 struct Stream<'a> {
     app: &'a App,
+    caller: &'a Caller,
     topic: &'a str,
     idempotency_key: Option<&'a str>,
-    group: Vec<Keyed>,
+    group: Vec<Read>,
     bytes: usize,
     /// The number of the line that is being read, and of the first one of the group.
     line: u64,
@@ -62,9 +65,10 @@ struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    fn new(app: &'a App, topic: &'a str) -> Stream<'a> {
+    fn new(app: &'a App, caller: &'a Caller, topic: &'a str) -> Stream<'a> {
         Stream {
             app,
+            caller,
             topic,
             idempotency_key: None,
             group: Vec::new(),
@@ -82,13 +86,19 @@ impl<'a> Stream<'a> {
         if line.trim_ascii().is_empty() {
             return Ok(());
         }
-        let event = emit::event(self.topic, &line, self.app.config.max_payload);
+        let read = self.read(&line).await;
         if self.group.is_empty() {
             self.group_line = self.line;
         }
         self.bytes += line.len();
-        self.group.push(event.map_err(|problem| problem.at_line(self.line, self.stored))?);
+        self.group.push(read.map_err(|problem| problem.at_line(self.line, self.stored))?);
         if self.group.len() == GROUP || self.bytes >= GROUP_BYTES { self.flush().await } else { Ok(()) }
+    }
+
+    async fn read(&self, line: &Bytes) -> Answer<Read> {
+        let read = emit::event(self.topic, line, self.app.config.max_payload)?;
+        read.check(self.app, self.caller).await?;
+        Ok(read)
     }
 
     /// Stores the group.
@@ -97,7 +107,8 @@ impl<'a> Stream<'a> {
             return Ok(());
         }
         self.bytes = 0;
-        let (mut events, keys): (Vec<_>, Vec<_>) = std::mem::take(&mut self.group).into_iter().unzip();
+        let group = std::mem::take(&mut self.group).into_iter();
+        let (mut events, keys): (Vec<_>, Vec<_>) = group.map(|read| (read.event, read.key)).unzip();
         if let Some(key) = self.idempotency_key {
             // Every group has a key of its own, so that repeating the stream repeats none of them.
             let key = if self.groups == 0 { key.to_owned() } else { format!("{key}/{}", self.groups) };

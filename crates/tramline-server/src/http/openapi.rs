@@ -4,7 +4,8 @@ use crate::http::app::Shared;
 use crate::http::json::json_response;
 use crate::http::problem::Told;
 use crate::http::{
-    claims, control, dead, emit, events, health, metrics, settle, stats, subscriptions, tokens, topics,
+    claims, control, dead, emit, events, health, metrics, settle, stats, subscriptions, tallies, tokens,
+    topics,
 };
 use axum::Router;
 use axum::http::StatusCode;
@@ -47,6 +48,17 @@ use utoipa::{OpenApi as _, ToSchema};
         dead::parked,
         dead::release_parked,
         dead::resend,
+        tallies::open::open,
+        tallies::look::list,
+        tallies::ack_many::ack_many,
+        tallies::look::get,
+        tallies::end::delete,
+        tallies::add::add,
+        tallies::add::seal,
+        tallies::ack::ack,
+        tallies::ack::fail,
+        tallies::count::count,
+        tallies::end::cancel,
         stats::workers,
         stats::stats,
         tokens::create,

@@ -3,6 +3,7 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use tramline::{Error, Kind};
 use utoipa::ToSchema;
 
@@ -36,6 +37,10 @@ pub(crate) struct Told {
     /// Streams: how many events were stored before that group
     #[serde(skip_serializing_if = "Option::is_none")]
     stored: Option<u64>,
+    /// What else a caller has to know
+    #[serde(flatten)]
+    #[schema(ignore)]
+    more: Map<String, Value>,
     #[serde(skip)]
     retry_after: Option<u32>,
 }
@@ -60,6 +65,7 @@ impl Problem {
                 remedy,
                 line: None,
                 stored: None,
+                more: Map::new(),
                 retry_after,
             }))
         }
@@ -94,6 +100,17 @@ impl Problem {
         self.0.line = Some(line);
         self.0.stored = Some(stored);
         self
+    }
+
+    /// With fields of its own, beside those that every problem has.
+    pub(crate) fn with(mut self, more: Map<String, Value>) -> Problem {
+        self.0.more = more;
+        self
+    }
+
+    /// The same under another status.
+    pub(crate) fn with_status(self, status: StatusCode) -> Problem {
+        Problem::new(status, self.0.detail, self.0.remedy)
     }
 
     pub(crate) fn status(&self) -> StatusCode {

@@ -1,10 +1,12 @@
 //! Every route, on one page. A route takes its path and method from the description of its handler.
 
+use crate::compat::carlyle;
+use crate::config::Switch;
 use crate::http::app::Shared;
 use crate::http::problem::Problem;
 use crate::http::{
     claims, control, dead, emit, events, health, limits, metrics, openapi, settle, stats, subscriptions,
-    tokens, topics,
+    tallies, tokens, topics,
 };
 use axum::Router;
 use axum::handler::Handler;
@@ -16,8 +18,12 @@ use utoipa::openapi::path::HttpMethod;
 
 /// The router of a node.
 pub(crate) fn router(app: Shared) -> Router {
-    let guarded = guarded().router.layer(from_fn_with_state(app.clone(), limits::admit));
+    let mut guarded = guarded().router;
+    if app.config.carlyle == Switch::On {
+        guarded = guarded.merge(carlyle::routes());
+    }
     guarded
+        .layer(from_fn_with_state(app.clone(), limits::admit))
         .merge(open().router)
         .merge(openapi::route())
         .fallback(|| async { Problem::not_found("there is no such path") })
@@ -64,6 +70,17 @@ fn guarded() -> Routes {
         .add::<dead::__path_parked, _, _>(dead::parked)
         .add::<dead::__path_release_parked, _, _>(dead::release_parked)
         .add::<dead::__path_resend, _, _>(dead::resend)
+        .add::<tallies::open::__path_open, _, _>(tallies::open::open)
+        .add::<tallies::look::__path_list, _, _>(tallies::look::list)
+        .add::<tallies::ack_many::__path_ack_many, _, _>(tallies::ack_many::ack_many)
+        .add::<tallies::look::__path_get, _, _>(tallies::look::get)
+        .add::<tallies::end::__path_delete, _, _>(tallies::end::delete)
+        .add::<tallies::add::__path_add, _, _>(tallies::add::add)
+        .add::<tallies::add::__path_seal, _, _>(tallies::add::seal)
+        .add::<tallies::ack::__path_ack, _, _>(tallies::ack::ack)
+        .add::<tallies::ack::__path_fail, _, _>(tallies::ack::fail)
+        .add::<tallies::count::__path_count, _, _>(tallies::count::count)
+        .add::<tallies::end::__path_cancel, _, _>(tallies::end::cancel)
         .add::<stats::__path_workers, _, _>(stats::workers)
         .add::<stats::__path_stats, _, _>(stats::stats)
         .add::<tokens::__path_create, _, _>(tokens::create)

@@ -5,6 +5,7 @@ use crate::http::caller::Caller;
 use crate::http::events::READ;
 use crate::http::json::{When, ok};
 use crate::http::problem::Answer;
+use crate::http::tallies::figures::{self, TallyStats};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -91,6 +92,7 @@ pub(crate) struct StatsOut {
     #[schema(value_type = std::collections::BTreeMap<String, u64>)]
     counts: Counts,
     subscriptions: Vec<SubscriptionStats>,
+    tallies: TallyStats,
 }
 
 /// The figures of one subscription.
@@ -136,6 +138,7 @@ pub(crate) async fn stats(State(app): State<Shared>, caller: Caller) -> Answer<R
     }
     let uptime_ms = u64::try_from(app.started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let version = env!("CARGO_PKG_VERSION");
-    Ok(ok(StatsOut { version, uptime_ms, now: When(now), topics, counts: sum, subscriptions })
+    let tallies = figures::stats(&app, &caller).await?;
+    Ok(ok(StatsOut { version, uptime_ms, now: When(now), topics, counts: sum, subscriptions, tallies })
         .into_response())
 }

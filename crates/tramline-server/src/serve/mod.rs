@@ -100,8 +100,12 @@ fn write_address(file: &Path, address: SocketAddr) -> std::io::Result<()> {
 }
 
 async fn open(config: &Config, metrics: Arc<Metrics>) -> Result<Tramline, BoxError> {
-    let mut options =
-        Options::new(&config.store).watch_store(move |store| Arc::new(Timed::new(store, metrics.clone())));
+    let mut options = Options::new(&config.store)
+        .keep_tallies(
+            Duration::from_millis(config.keep_open_tallies_ms),
+            Duration::from_millis(config.keep_sealed_tallies_ms),
+        )
+        .watch_store(move |store| Arc::new(Timed::new(store, metrics.clone())));
     if let Some(url) = &config.store_listen_url {
         options = options.listen_url(url);
     }

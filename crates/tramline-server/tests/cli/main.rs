@@ -4,4 +4,5 @@
 mod emit;
 mod operate;
 mod server;
+mod tally;
 mod work;

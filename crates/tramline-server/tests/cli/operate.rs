@@ -98,7 +98,7 @@ fn exit_codes_tell_failures_apart() {
 #[test]
 fn help_has_examples_and_exit_codes_but_no_secrets() {
     let server = Server::start_with(Some("root-secret-of-this-test"));
-    for command in ["emit", "tail", "work", "stats", "pause", "dead", "parked", "event", "token"] {
+    for command in ["emit", "tail", "work", "stats", "pause", "dead", "parked", "event", "tally", "token"] {
         let help = server.ok(&[command, "--help"]);
         assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
         assert!(!help.contains("root-secret"), "{help}");

@@ -30,6 +30,14 @@ pub(super) struct Claimed {
     skipped: Vec<String>,
     #[serde(default)]
     replayed: bool,
+    tally: Option<Item>,
+}
+
+/// An item of a tally.
+#[derive(Debug, Deserialize)]
+struct Item {
+    id: String,
+    item: u64,
 }
 
 /// What a claim answers.
@@ -69,6 +77,10 @@ impl Claimed {
         }
         if self.replayed {
             all.push(("replayed".to_owned(), "true".to_owned()));
+        }
+        if let Some(tally) = &self.tally {
+            all.push(("tally".to_owned(), tally.id.clone()));
+            all.push(("tally_item".to_owned(), tally.item.to_string()));
         }
         all.extend(self.headers.iter().map(|(name, value)| (format!("header_{name}"), value.clone())));
         all
@@ -115,9 +127,10 @@ mod tests {
         };
         let few = names(event(json!({})));
         assert_eq!(few, ["event_id", "topic", "type", "subscription", "attempt", "crashes"]);
-        let many =
-            names(event(json!({"key": "k", "headers": {"a-b": "c"}, "skipped": ["3"], "replayed": true})));
-        assert_eq!(many[6..], ["key", "skipped", "replayed", "header_a-b"]);
+        let many = names(event(
+            json!({"key": "k", "headers": {"a-b": "c"}, "skipped": ["3"], "replayed": true, "tally": {"id": "7", "item": 3}}),
+        ));
+        assert_eq!(many[6..], ["key", "skipped", "replayed", "tally", "tally_item", "header_a-b"]);
     }
 
     #[test]

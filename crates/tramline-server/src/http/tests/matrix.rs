@@ -16,12 +16,14 @@ struct Tenants {
     bed: Bed,
     /// The event of a topic.
     events: HashMap<&'static str, String>,
+    /// The tally and the counter of a topic.
+    tallies: HashMap<&'static str, [String; 2]>,
 }
 
 impl Tenants {
     async fn new() -> Tenants {
         let bed = Bed::guarded().await;
-        let mut events = HashMap::new();
+        let (mut events, mut tallies) = (HashMap::new(), HashMap::new());
         for name in ["acme/a", "rival/a"] {
             let path = name.replace('/', "%2F");
             bed.put(&format!("/v1/subscriptions/{path}"), json!({"topics": [name]})).await.good();
@@ -29,10 +31,13 @@ impl Tenants {
             let emitted = bed.post(&path, event).await.good();
             let id = emitted["events"][0]["id"].as_str().unwrap().to_owned();
             events.insert(name, id);
+            let tally = open(&bed, json!({"topic": name, "user_key": name})).await;
+            let counter = open(&bed, json!({"topic": name, "estimated": true})).await;
+            tallies.insert(name, [tally, counter]);
         }
         bed.put("/v1/subscriptions/acme%2Fspy", json!({"topics": ["rival/a"]})).await.good();
         bed.post("/v1/subscriptions/rival%2Fa/claim", json!({"worker": "rival-worker"})).await.good();
-        Tenants { bed, events }
+        Tenants { bed, events, tallies }
     }
 
     /// A token for one role, within the first tenant.
@@ -45,11 +50,18 @@ impl Tenants {
     /// A call of an operation on a name; an event is named by its topic.
     async fn call(&self, operation: &Route, name: &str, token: Option<&str>) -> Reply {
         let id = self.events.get(name).map_or("999999", |id| id);
+        let counts = usize::from(operation.path.ends_with("/count"));
+        let tally = self.tallies.get(name).map_or("999999", |both| &both[counts]);
         let named = name.replace('/', "%2F");
         let url = operation.path.replace("{topic}", &named).replace("{name}", &named).replace("{id}", id);
+        let url = url.replace("{tally}", tally);
         let url = if operation.path.ends_with("/head") { format!("{url}?key=k") } else { url };
         self.bed.call(operation.method.clone(), &url, token, &body(operation, name).to_string()).await
     }
+}
+
+async fn open(bed: &Bed, tally: Value) -> String {
+    bed.post("/v1/tallies", tally).await.good()["tally"].as_str().unwrap().to_owned()
 }
 
 /// An operation of the description.
@@ -109,6 +121,11 @@ fn body(route: &Route, name: &str) -> Value {
         "extend" | "release" => json!({"leases": []}),
         "replay" | "drop" => json!({"all": true}),
         "resend" => json!({"ids": []}),
+        "tallies" => json!({"topic": name}),
+        "add" => json!({"count": 1}),
+        "ack" if !route.path.contains('{') => json!({"acks": []}),
+        "ack" | "fail" => json!({"items": []}),
+        "count" => json!({"by": 1}),
         "tokens" => json!({"name": "new", "scopes": ["admin"]}),
         _ => json!({}),
     }

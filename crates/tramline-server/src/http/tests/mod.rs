@@ -1,8 +1,12 @@
 //! The API as a whole, in process: a router on a store in memory.
 
 mod bed;
+mod carlyle;
 mod emitting;
 mod matrix;
 mod openapi;
 mod refusals;
+mod tallies;
+mod tally_events;
+mod tally_tokens;
 mod work;

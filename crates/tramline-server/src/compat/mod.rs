@@ -1,0 +1,3 @@
+//! The APIs of others, on top of Tramline's own words.
+
+pub(crate) mod carlyle;

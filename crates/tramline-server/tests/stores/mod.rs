@@ -1,0 +1,65 @@
+//! The same test on every store, with real nodes.
+#![allow(dead_code, clippy::allow_attributes, reason = "every test file uses a part of it")]
+
+use crate::node::{Node, PATIENCE};
+use std::time::Instant;
+use tempfile::TempDir;
+
+/// An empty store of a test.
+pub(crate) struct Place {
+    url: String,
+    _directory: Option<TempDir>,
+}
+
+impl Place {
+    pub(crate) fn sqlite() -> Place {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", directory.path().join("test.db").display());
+        Place { url, _directory: Some(directory) }
+    }
+
+    /// A private schema behind the URL of the test server.
+    pub(crate) fn postgres() -> Place {
+        let server =
+            std::env::var("TRAMLINE_TEST_POSTGRES").expect("TRAMLINE_TEST_POSTGRES is not set: run ./test");
+        let schema = format!("serve_{:x}", tramline::Incarnation::random().0);
+        let url = format!("{server}{}schema={schema}", if server.contains('?') { '&' } else { '?' });
+        Place { url, _directory: None }
+    }
+
+    /// A node on it.
+    pub(crate) fn node(&self) -> Node {
+        Node::start(&["--store", &self.url])
+    }
+}
+
+/// Makes a test on SQLite and one on PostgreSQL of each function.
+macro_rules! on_every_store {
+    ($($name:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::stores::Place::sqlite()).await;
+            })*
+        }
+        mod postgres {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::stores::Place::postgres()).await;
+            })*
+        }
+    };
+}
+pub(crate) use on_every_store;
+
+/// Looks until there is something.
+pub(crate) async fn until<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "it never came true");
+        tokio::task::yield_now().await;
+    }
+}
