@@ -43,7 +43,7 @@ pub use model::retry::{Backoff, Retry};
 pub use model::rule::{AuditEntry, Rule, RuleKind};
 pub use model::status::{Counts, Status};
 pub use model::subscription::{
-    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, WhileRetrying,
+    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, TopicSettings, WhileRetrying,
 };
 pub use model::time::Time;
 pub use model::token::{Scope, Token};

@@ -144,7 +144,7 @@ async fn ten_stores_opened_at_once_migrate_safely() {
         stores.push(store.await.unwrap().unwrap());
     }
     for (n, store) in stores.iter().enumerate() {
-        let put = PutTopic { name: format!("t{n}"), lanes: None, retention: None, now: None };
+        let put = PutTopic { name: format!("t{n}"), settings: Default::default(), now: None };
         store.put_topic(put).await.unwrap();
     }
     assert_eq!(stores[0].topics().await.unwrap().len(), 10);

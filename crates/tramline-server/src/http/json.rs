@@ -85,6 +85,13 @@ pub(crate) fn parse_time(text: &str) -> Option<When> {
     text.parse::<jiff::Timestamp>().ok().map(|time| When(Time(time.as_millisecond())))
 }
 
+/// Reads a field that may be left out (as it was), null (no longer) or a value.
+pub(crate) fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
+}
+
 /// One page of a list.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct List<T: ToSchema> {

@@ -3,7 +3,7 @@
 use crate::http::app::Shared;
 use crate::http::body;
 use crate::http::caller::Caller;
-use crate::http::json::{List, When, ok};
+use crate::http::json::{List, When, ok, or_null};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
 use axum::body::Body;
@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use tramline::{Scope, Topic};
+use tramline::{Scope, Topic, TopicSettings};
 use utoipa::ToSchema;
 
 /// Whoever has anything to do with topics may see those of its patterns.
@@ -26,9 +26,10 @@ pub(crate) struct TopicIn {
     lanes: Option<u32>,
     /// How long settled events are kept
     retention_ms: Option<u64>,
-    /// Who is in charge; taken, but not kept yet
-    #[serde(default, rename = "owner")]
-    _owner: Option<String>,
+    /// Who is in charge; null: nobody any longer
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<String>)]
+    owner: Option<Option<String>>,
 }
 
 /// A topic.
@@ -37,6 +38,8 @@ pub(crate) struct TopicOut {
     name: String,
     lanes: u32,
     retention_ms: u64,
+    /// Who is in charge, if somebody said so
+    owner: Option<String>,
     created_at: When,
 }
 
@@ -46,6 +49,7 @@ impl From<&Topic> for TopicOut {
             name: topic.name.to_string(),
             lanes: topic.lanes,
             retention_ms: u64::try_from(topic.retention.as_millis()).unwrap_or(u64::MAX),
+            owner: topic.owner.as_deref().map(str::to_owned),
             created_at: When(topic.created_at),
         }
     }
@@ -78,7 +82,7 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
     Ok(ok(TopicOut::from(topic)).into_response())
 }
 
-/// Creates a topic, or changes how long its settled events are kept.
+/// Creates a topic, or changes how long its settled events are kept and who is in charge. What is left out stays.
 #[utoipa::path(put, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)), request_body = TopicIn,
     responses((status = 200, body = TopicOut)), security(("token" = ["manage"])))]
 pub(crate) async fn put(
@@ -96,7 +100,8 @@ pub(crate) async fn put(
         return Err(Problem::invalid("the retention is longer than a hundred years", "use a shorter one"));
     }
     let retention = put.retention_ms.map(Duration::from_millis);
-    let topic = app.ask(app.tram.put_topic(&topic, put.lanes, retention)).await?;
+    let settings = TopicSettings { lanes: put.lanes, retention, owner: put.owner };
+    let topic = app.ask(app.tram.put_topic(&topic, settings)).await?;
     Ok(ok(TopicOut::from(&topic)).into_response())
 }
 

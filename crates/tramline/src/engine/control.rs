@@ -4,11 +4,10 @@ use crate::engine::tramline::Tramline;
 use crate::error::{Error, Result};
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::{AuditEntry, RuleKind};
-use crate::model::subscription::{Policy, Start, Subscription, Topic};
+use crate::model::subscription::{Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::Time;
 use crate::store::verbs::*;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// How many steps of a back-fill are made at once: some ten thousand events.
 const CATCH_UP: u32 = 16;
@@ -16,18 +15,13 @@ const CATCH_UP: u32 = 16;
 /// All errors: `NotFound` for names that do not exist, `Unavailable` when the store does not answer. Dropping a future leaves open
 /// whether the step happened, but never half of it.
 impl Tramline {
-    /// Creates a topic, or changes how long its settled events are kept. `lanes`: `None` is the default (32), and it never changes.
+    /// Creates a topic, or changes what may change of it.
     ///
     /// # Errors
     /// `Conflict` when it exists with another number of lanes.
-    pub async fn put_topic(
-        &self,
-        name: &str,
-        lanes: Option<u32>,
-        retention: Option<Duration>,
-    ) -> Result<Topic> {
+    pub async fn put_topic(&self, name: &str, settings: TopicSettings) -> Result<Topic> {
         let now = self.clock().now();
-        self.store().put_topic(PutTopic { name: name.to_owned(), lanes, retention, now }).await
+        self.store().put_topic(PutTopic { name: name.to_owned(), settings, now }).await
     }
 
     /// All topics, by name.

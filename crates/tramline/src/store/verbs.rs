@@ -9,7 +9,7 @@ use crate::model::outcome::Outcome;
 use crate::model::rule::{Rule, RuleKind};
 use crate::model::slice::Slice;
 use crate::model::status::{Counts, Status};
-use crate::model::subscription::{Policy, Start};
+use crate::model::subscription::{Policy, Start, TopicSettings};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use bytes::Bytes;
@@ -22,10 +22,8 @@ use std::time::Duration;
 pub struct PutTopic {
     /// Its name.
     pub name: String,
-    /// How many lanes; never changes. `None`: as it is, or the default.
-    pub lanes: Option<u32>,
-    /// How long settled events are kept. `None`: as it is, or the default.
-    pub retention: Option<Duration>,
+    /// What is said of it.
+    pub settings: TopicSettings,
     /// Test time.
     pub now: Option<Time>,
 }

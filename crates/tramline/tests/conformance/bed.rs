@@ -17,7 +17,7 @@ pub(crate) use tramline::model::retry::Retry;
 pub(crate) use tramline::model::rule::RuleKind;
 pub(crate) use tramline::model::status::{Counts, Status};
 pub(crate) use tramline::model::subscription::{
-    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying,
+    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, TopicSettings, WhileRetrying,
 };
 pub(crate) use tramline::model::time::Time;
 pub(crate) use tramline::store::verbs::*;
@@ -66,7 +66,7 @@ impl Bed {
     }
 
     pub(crate) async fn topic(&self, name: &str, lanes: u32) {
-        let put = PutTopic { name: name.into(), lanes: Some(lanes), retention: None, now: self.now() };
+        let put = PutTopic { name: name.into(), settings: TopicSettings::lanes(lanes), now: self.now() };
         self.store.put_topic(put).await.unwrap();
     }
 

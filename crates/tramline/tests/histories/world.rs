@@ -13,7 +13,7 @@ use tramline::model::lease::Lease;
 use tramline::model::outcome::Outcome;
 use tramline::model::rule::RuleKind;
 use tramline::model::status::Status;
-use tramline::model::subscription::{OnExhausted, Policy, Start};
+use tramline::model::subscription::{OnExhausted, Policy, Start, TopicSettings};
 use tramline::model::time::Time;
 use tramline::store::Store;
 use tramline::store::verbs::*;
@@ -48,7 +48,7 @@ impl World {
     pub(crate) async fn new(store: Arc<dyn Store>, history: &History) -> World {
         let now = Time(1_800_000_000_000);
         let topic =
-            PutTopic { name: TOPIC.into(), lanes: Some(history.lanes), retention: None, now: Some(now) };
+            PutTopic { name: TOPIC.into(), settings: TopicSettings::lanes(history.lanes), now: Some(now) };
         store.put_topic(topic).await.unwrap();
         let mut world = World {
             store,

@@ -149,12 +149,24 @@ async fn topics_are_created_listed_and_deleted() {
     let bed = Bed::open().await;
     let topic = bed.put("/v1/topics/a", json!({"lanes": 4, "retention_ms": 5_000})).await.good();
     assert_eq!((&topic["lanes"], &topic["retention_ms"]), (&json!(4), &json!(5_000)));
+    assert_eq!(topic["owner"], Value::Null);
     bed.put("/v1/topics/b", json!({})).await.good();
     let page = bed.get("/v1/topics?limit=1").await.good();
     assert_eq!((&page["items"][0]["name"], &page["next"]), (&json!("a"), &json!("a")));
     bed.delete("/v1/topics/a").await.good();
     let page = bed.get("/v1/topics").await.good();
     assert_eq!((page["items"].as_array().unwrap().len(), &page["next"]), (1, &Value::Null));
+}
+
+#[tokio::test]
+async fn the_owner_of_a_topic_is_kept_until_somebody_else_or_nobody_is() {
+    let bed = Bed::open().await;
+    let put = async |body| bed.put("/v1/topics/a", body).await.good()["owner"].clone();
+    assert_eq!(put(json!({"owner": "team shop"})).await, "team shop");
+    assert_eq!(put(json!({"retention_ms": 5_000})).await, "team shop");
+    assert_eq!(bed.get("/v1/topics/a").await.good()["owner"], "team shop");
+    assert_eq!(put(json!({"owner": null})).await, Value::Null);
+    bed.put("/v1/topics/a", json!({"owner": ""})).await.problem(422);
 }
 
 #[tokio::test]

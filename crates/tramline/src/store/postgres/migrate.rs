@@ -10,6 +10,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (2, include_str!("migrations/0002_emit.sql")),
     (3, include_str!("migrations/0003_claim.sql")),
     (4, include_str!("migrations/0004_token.sql")),
+    (5, include_str!("migrations/0005_owner.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

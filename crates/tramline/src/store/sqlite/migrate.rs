@@ -4,8 +4,11 @@ use crate::error::{Error, Result};
 use rusqlite::Connection;
 
 /// Every migration, oldest first. They are never changed once released.
-const MIGRATIONS: &[(i64, &str)] =
-    &[(1, include_str!("migrations/0001_core.sql")), (2, include_str!("migrations/0002_token.sql"))];
+const MIGRATIONS: &[(i64, &str)] = &[
+    (1, include_str!("migrations/0001_core.sql")),
+    (2, include_str!("migrations/0002_token.sql")),
+    (3, include_str!("migrations/0003_owner.sql")),
+];
 
 /// All migrations as SQL, to be read or run by hand.
 pub(super) fn sql() -> String {
