@@ -3,10 +3,11 @@
 use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
-use crate::http::json::{Id, When, json_response};
+use crate::http::json::{Id, Object, When, json_response};
 use crate::http::ndjson;
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -18,7 +19,8 @@ use std::borrow::Cow;
 use std::time::Duration;
 use tramline::model::event::JSON;
 use tramline::{Event, Headers, Kind, Receipt, Scope};
-use utoipa::ToSchema;
+use utoipa::openapi::{ArrayBuilder, OneOfBuilder, Ref, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 /// How many events an array has at most.
 const MAX_EVENTS: usize = 10_000;
@@ -36,20 +38,25 @@ pub(crate) struct EventIn<'a> {
     #[schema(value_type = serde_json::Value)]
     payload: &'a RawValue,
     #[serde(borrow, default, rename = "type")]
+    #[schema(max_length = 200, pattern = "^([A-Za-z0-9._:-]+(/[A-Za-z0-9._:-]+)*)?$")]
     kind: Option<Cow<'a, str>>,
     /// The object that the event is about; events of one topic and key are strictly ordered
     #[serde(borrow, default)]
+    #[schema(min_length = 1, max_length = 512, pattern = "^[^\\u0000]*$")]
     key: Option<Cow<'a, str>>,
     #[serde(default)]
+    #[schema(value_type = Option<BTreeMap<String, String>>)]
     headers: Option<Headers>,
     /// Not before this long after it is stored
     #[serde(default)]
+    #[schema(value_type = Option<schema::Millis>)]
     delay_ms: Option<u64>,
     /// Not before this time
     #[serde(default)]
     due_at: Option<When>,
     /// From 0 (first) to 9 (last); 5 unless set
     #[serde(default)]
+    #[schema(maximum = 9)]
     priority: Option<u8>,
     /// The latest state of the key's object, readable at /v1/topics/{topic}/head
     #[serde(borrow, default)]
@@ -57,14 +64,26 @@ pub(crate) struct EventIn<'a> {
     state: Option<&'a RawValue>,
 }
 
-/// One event or many.
-#[derive(ToSchema)]
-#[schema(as = EmitBody)]
-#[expect(dead_code, reason = "only described; what comes is read by its first byte")]
-#[serde(untagged)]
-pub(crate) enum EmitBody<'a> {
-    One(Box<EventIn<'a>>),
-    Many(Vec<EventIn<'a>>),
+/// One event or many, for the description: what comes is read by its first byte.
+pub(crate) struct EmitBody;
+
+impl PartialSchema for EmitBody {
+    fn schema() -> RefOr<Schema> {
+        let one = || Ref::from_schema_name(EventIn::name());
+        let many = ArrayBuilder::new().items(one()).min_items(Some(1)).max_items(Some(MAX_EVENTS));
+        OneOfBuilder::new().item(one()).item(many).into()
+    }
+}
+
+impl ToSchema for EmitBody {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("EmitBody")
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((EventIn::name().into(), EventIn::schema()));
+        EventIn::schemas(schemas);
+    }
 }
 
 /// What was stored.
@@ -85,10 +104,12 @@ pub(crate) struct Receipts {
 /// type is one event of raw bytes, with `tramline-key`, `tramline-type`, `tramline-delay-ms`, `tramline-priority` and
 /// `tramline-header-*` as headers. Unknown topics are created.
 #[utoipa::path(post, path = "/v1/topics/{topic}/events", tag = "events",
-    params(("topic" = String, Path, description = "The topic; / inside is written %2F"),
-        ("Idempotency-Key" = Option<String>, Header, description = "Repeating it within a day stores nothing")),
-    request_body(content((EmitBody<'static> = "application/json"), (String = "application/x-ndjson"), (Vec<u8> = "application/octet-stream"))),
-    responses((status = 201, description = "Stored", body = Receipts)),
+    params(("topic" = schema::Name, Path, description = "The topic; / inside is written %2F"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Repeating it within a day stores nothing",
+            nullable = false, min_length = 1, max_length = 255)),
+    request_body(content((EmitBody = "application/json"), (String = "application/x-ndjson"), (schema::Raw = "application/octet-stream"))),
+    responses((status = 201, description = "Stored", body = Receipts),
+        (status = 409, description = "The idempotency key was used for other events")),
     security(("token" = ["publish"])))]
 pub(crate) async fn emit(
     State(app): State<Shared>,
@@ -159,7 +180,7 @@ fn read_json(topic: &str, body: &Bytes, max_payload: usize) -> Answer<Vec<Keyed>
     if body.trim_ascii_start().first() != Some(&b'[') {
         return Ok(vec![event(topic, body, max_payload)?]);
     }
-    let many: Vec<EventIn<'_>> = serde_json::from_slice(body)?;
+    let many: Vec<Object<EventIn<'_>>> = serde_json::from_slice(body)?;
     if many.len() > MAX_EVENTS {
         return Err(Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -167,12 +188,12 @@ fn read_json(topic: &str, body: &Bytes, max_payload: usize) -> Answer<Vec<Keyed>
             "send several arrays, or application/x-ndjson",
         ));
     }
-    many.into_iter().map(|one| one.event(topic, body, max_payload)).collect()
+    many.into_iter().map(|one| one.0.event(topic, body, max_payload)).collect()
 }
 
 /// The one event in a piece of JSON.
 pub(crate) fn event(topic: &str, json: &Bytes, max_payload: usize) -> Answer<Keyed> {
-    serde_json::from_slice::<EventIn<'_>>(json)?.event(topic, json, max_payload)
+    serde_json::from_slice::<Object<EventIn<'_>>>(json)?.0.event(topic, json, max_payload)
 }
 
 /// The longest line of a stream.

@@ -6,6 +6,7 @@ use crate::http::follow;
 use crate::http::json::{EventOut, Id, When, json_response, ok};
 use crate::http::params::{Name, Params, after_id, bounded};
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -28,10 +29,12 @@ const SCANS: usize = 64;
 #[into_params(parameter_in = Query)]
 pub(crate) struct Which {
     /// Events after this one
+    #[param(pattern = "^[0-9]{0,19}$")]
     after: Option<String>,
     /// Only events of this key
     pub(crate) key: Option<String>,
     /// At most this many; 100 unless set, never more than 1,000
+    #[param(value_type = Option<schema::Limit>)]
     limit: Option<u32>,
 }
 
@@ -46,7 +49,9 @@ pub(crate) struct Events<'a> {
 /// The retained events of a topic, oldest first. With `Accept: text/event-stream` it follows: what is stored, then what comes,
 /// missing nothing; `Last-Event-ID` goes on after that event.
 #[utoipa::path(get, path = "/v1/topics/{topic}/events", tag = "events",
-    params(("topic" = String, Path), Which), responses((status = 200, body = Events<'static>)),
+    params(("topic" = schema::Name, Path), Which, ("Last-Event-ID" = Option<String>, Header, description = "Follow after this event", nullable = false, pattern = "^[0-9]{0,19}$")),
+    responses((status = 200, content((Events<'static> = "application/json"), (String = "text/event-stream"))),
+        (status = 429, description = "Too many clients follow topics")),
     security(("token" = ["consume"]), ("token" = ["manage"])))]
 pub(crate) async fn list(
     State(app): State<Shared>,
@@ -59,10 +64,10 @@ pub(crate) async fn list(
     let topic = name.checked("topic")?;
     let after = after_id(which.after.as_deref())?;
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let last =
+        headers.get("last-event-id").map(|id| after_id(Some(id.to_str().unwrap_or("?")))).transpose()?;
     if accept.is_some_and(|accept| accept.contains("text/event-stream")) {
-        let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
-        let after = if last.is_some() { after_id(last)? } else { after };
-        return follow::follow(app, topic, after, which.key).await;
+        return follow::follow(app, topic, last.unwrap_or(after), which.key).await;
     }
     let (events, next) = read(&app, &topic, after, &which).await?;
     let answer = Events { items: events.iter().map(EventOut::new).collect(), next: next.map(Id) };
@@ -110,7 +115,6 @@ pub(crate) struct EventView<'a> {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct DeliveryOut {
     subscription: String,
-    #[schema(value_type = String, example = "ready")]
     status: Status,
     /// Which try is under way or next, from 1; the last one if it is dead, 0 if it is settled
     attempt: u32,
@@ -135,7 +139,7 @@ fn attempt(delivery: &Delivery) -> u32 {
 }
 
 /// One event, and where it is in every subscription.
-#[utoipa::path(get, path = "/v1/events/{id}", tag = "events", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/v1/events/{id}", tag = "events", params(("id" = Id, Path)),
     responses((status = 200, body = EventView<'static>)), security(("token" = ["consume"]), ("token" = ["manage"])))]
 pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
     caller.needs(READ)?;
@@ -166,7 +170,7 @@ pub(crate) struct Cancelled {
 }
 
 /// Cancels an event in every subscription that has not claimed it. Whoever manages the topic may do that.
-#[utoipa::path(post, path = "/v1/events/{id}/cancel", tag = "events", params(("id" = String, Path)),
+#[utoipa::path(post, path = "/v1/events/{id}/cancel", tag = "events", params(("id" = Id, Path)),
     responses((status = 200, body = Cancelled)), security(("token" = ["manage"])))]
 pub(crate) async fn cancel(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
     caller.needs(&[Scope::Manage])?;
@@ -205,7 +209,7 @@ pub(crate) struct HeadOut<'a> {
 }
 
 /// The last event of a key, and the latest state of its object.
-#[utoipa::path(get, path = "/v1/topics/{topic}/head", tag = "events", params(("topic" = String, Path), OfKey),
+#[utoipa::path(get, path = "/v1/topics/{topic}/head", tag = "events", params(("topic" = schema::Name, Path), OfKey),
     responses((status = 200, body = HeadOut<'static>)), security(("token" = ["consume"]), ("token" = ["manage"])))]
 pub(crate) async fn head(
     State(app): State<Shared>,

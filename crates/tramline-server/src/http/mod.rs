@@ -1,6 +1,6 @@
 //! The HTTP API.
 //!
-//! - [`routes`]: every route, on one page; [`openapi`]: their description, made from the same list
+//! - [`routes`]: every route, on one page; [`openapi`], [`schema`]: their description, made from the same list
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
 //! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
@@ -29,6 +29,7 @@ mod openapi;
 mod params;
 mod problem;
 pub(crate) mod routes;
+mod schema;
 mod settle;
 mod stats;
 mod subscriptions;

@@ -6,6 +6,7 @@ use crate::http::caller::Caller;
 use crate::http::json::{List, When, ok, or_null};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -23,12 +24,14 @@ const SEE: &[Scope] = &[Scope::Publish, Scope::Consume, Scope::Manage];
 #[serde(deny_unknown_fields)]
 pub(crate) struct TopicIn {
     /// How many lanes; never changes. 32 unless set
+    #[schema(minimum = 1, maximum = 4096)]
     lanes: Option<u32>,
     /// How long settled events are kept
+    #[schema(value_type = Option<schema::Millis>)]
     retention_ms: Option<u64>,
     /// Who is in charge; null: nobody any longer
     #[serde(default, deserialize_with = "or_null")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 200, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$")]
     owner: Option<Option<String>>,
 }
 
@@ -71,7 +74,7 @@ pub(crate) async fn list(
 }
 
 /// One topic.
-#[utoipa::path(get, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)),
+#[utoipa::path(get, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = schema::Name, Path)),
     responses((status = 200, body = TopicOut)),
     security(("token" = ["publish"]), ("token" = ["consume"]), ("token" = ["manage"])))]
 pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
@@ -83,8 +86,8 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
 }
 
 /// Creates a topic, or changes how long its settled events are kept and who is in charge. What is left out stays.
-#[utoipa::path(put, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)), request_body = TopicIn,
-    responses((status = 200, body = TopicOut)), security(("token" = ["manage"])))]
+#[utoipa::path(put, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = schema::Name, Path)), request_body = TopicIn,
+    responses((status = 200, body = TopicOut), (status = 409, description = "The number of lanes would change")), security(("token" = ["manage"])))]
 pub(crate) async fn put(
     State(app): State<Shared>,
     caller: Caller,
@@ -106,8 +109,9 @@ pub(crate) async fn put(
 }
 
 /// Deletes a topic with its events. Refused while a subscription consumes it.
-#[utoipa::path(delete, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)),
-    responses((status = 204, description = "Deleted")), security(("token" = ["manage"])))]
+#[utoipa::path(delete, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = schema::Name, Path)),
+    responses((status = 204, description = "Deleted"), (status = 409, description = "A subscription consumes it")),
+    security(("token" = ["manage"])))]
 pub(crate) async fn delete(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
     caller.topic(&[Scope::Manage], &name.0)?;
     let deleted = app.ask(app.tram.delete_topic(&name.checked("topic")?)).await;

@@ -124,6 +124,7 @@ pub struct Policy {
 /// Whether events of one key run one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Ordering {
     /// Any order.
     #[default]
@@ -135,6 +136,7 @@ pub enum Ordering {
 /// What a worker's death does to the events it was running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Guarantee {
     /// They run again.
     #[default]
@@ -146,6 +148,7 @@ pub enum Guarantee {
 /// What waits while an event of an ordered subscription is retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum WhileRetrying {
     /// The later events of its key.
     #[default]
@@ -157,6 +160,7 @@ pub enum WhileRetrying {
 /// What becomes of an event that is out of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum OnExhausted {
     /// It is kept as dead; the next event of its key goes on.
     #[default]

@@ -101,11 +101,15 @@ fn scopes_of(requirement: &utoipa::openapi::security::SecurityRequirement) -> Ve
 
 /// A body with which the operation would succeed.
 fn body(route: &Route, name: &str) -> Value {
-    match route.path.rsplit('/').next().unwrap() {
+    body_for(&route.path, name)
+}
+
+pub(super) fn body_for(path: &str, name: &str) -> Value {
+    match path.rsplit('/').next().unwrap() {
         "events" => json!({"payload": 1}),
         "{name}" => json!({"topics": [name]}),
         "settle" => json!({"results": []}),
-        "extend" | "release" if route.path.contains("parked") => json!({"all": true}),
+        "extend" | "release" if path.contains("parked") => json!({"all": true}),
         "extend" | "release" => json!({"leases": []}),
         "replay" | "drop" => json!({"all": true}),
         "resend" => json!({"ids": []}),

@@ -120,7 +120,10 @@ async fn absurd_numbers_are_invalid() {
     bed.put("/v1/topics/t2", json!({"retention_ms": u64::MAX})).await.problem(422);
     bed.get("/v1/topics?limit=-1").await.problem(422);
     bed.get("/v1/topics/t/events?after=x").await.problem(422);
-    bed.get("/v1/events/x").await.problem(422);
+    for id in ["x", "+64", "-1", "99999999999999999999"] {
+        bed.get(&format!("/v1/events/{id}")).await.problem(400);
+    }
+    bed.get("/v1/events/9999999999999999999").await.problem(404);
     bed.get("/v1/topics?limit=4000000000").await.good();
 }
 
