@@ -24,7 +24,7 @@ pub(super) struct Setup {
     pub(super) concurrency: usize,
     /// Events of one key run one after the other.
     pub(super) ordered: bool,
-    /// At most once: a claim is final, there is nothing to extend or to give back.
+    /// At most once: a claim is final. It is extended, so that what runs is not called interrupted, but never given back.
     pub(super) consumed: bool,
     pub(super) lease: Duration,
     /// How long a command may run.
@@ -154,10 +154,8 @@ impl Pool {
     /// its events are given back.
     async fn claim(&self, most: usize) -> Result<Vec<row::Row>, Failure> {
         let wait = if self.setup.drain { Duration::ZERO } else { WAIT };
-        let mut body = json!({"worker": self.setup.worker, "max_events": most, "wait_ms": millis(wait)});
-        if !self.setup.consumed {
-            body["lease_ms"] = millis(self.setup.lease).into();
-        }
+        let body = json!({"worker": self.setup.worker, "max_events": most, "wait_ms": millis(wait),
+            "lease_ms": millis(self.setup.lease)});
         // Started before the claim: the lease cannot have begun earlier.
         let asked_at = Instant::now();
         let claim = async {

@@ -29,7 +29,7 @@ mod token;
 
 pub use options::PostgresOptions;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
@@ -477,9 +477,27 @@ impl Store for PostgresStore {
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(sweep.now)), |session| sweep::sweep(
-            session, &sweep
-        ))
+        let begin = reading(sweep.now);
+        let (mut swept, ended) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+            sweep::sweep(session, &sweep)
+        })?;
+        for id in ended {
+            let begin = writing(sweep.now, id);
+            let interrupted =
+                step!(self, Tries::few(), |tx| self.session(tx, begin), |session| claim::interrupt(
+                    session, id
+                ));
+            match interrupted {
+                Ok(more) => swept.more |= more,
+                // Deleted meanwhile.
+                Err(error) if error.kind() == Kind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+            swept.wake.push(id);
+        }
+        swept.wake.sort_unstable();
+        swept.wake.dedup();
+        Ok(swept)
     }
 
     async fn now(&self) -> Result<Time> {

@@ -1,5 +1,6 @@
-//! Housekeeping: signs of life, dead workers, back-fill, retention.
+//! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
+use super::claim;
 use super::look::workers;
 use super::rows::{chunk, insert};
 use super::session::Session;
@@ -69,7 +70,8 @@ async fn bury(session: &mut Session<'_>, owner: Incarnation) -> Result<BTreeSet<
     Ok(woken)
 }
 
-pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<Swept> {
+/// All but what writes slices: see [`super::claim::interrupt`], which is one step for each subscription that is given here.
+pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Vec<SubscriptionId>)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
     if let Some(dead_after) = sweep.dead_after {
@@ -86,7 +88,10 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<Sw
     swept.chunks = retire(session, sweep.limit).await?;
     swept.more = swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit).await?;
-    Ok(swept)
+    let all = session.catalog.clone();
+    let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
+    let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
+    Ok((swept, ended))
 }
 
 async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {

@@ -1,5 +1,6 @@
-//! Housekeeping: signs of life, dead workers, back-fill, retention.
+//! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
+use super::claim;
 use super::look::workers;
 use super::rows::{insert, one_chunk};
 use super::session::Session;
@@ -69,10 +70,17 @@ pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
             }
         }
     }
+    for subscription in session.catalog.subscriptions().iter().filter(|one| one.policy.is_at_most_once()) {
+        let interrupted = claim::interrupt(session, subscription)?;
+        swept.more |= interrupted.more;
+        if interrupted.some {
+            wake.insert(subscription.id);
+        }
+    }
     wake.extend(backfills(session.conn)?);
     swept.wake = wake.into_iter().collect();
     swept.chunks = retire(session, sweep.limit)?;
-    swept.more = swept.chunks >= u64::from(sweep.limit);
+    swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit)?;
     Ok(swept)
 }
