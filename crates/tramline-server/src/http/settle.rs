@@ -217,7 +217,7 @@ pub(crate) async fn extend(
 /// How many leases were given back.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Released {
-    leases: usize,
+    leases: u64,
 }
 
 /// Gives events back at once, uncounted. Leases that are lost are passed over.
@@ -235,7 +235,6 @@ pub(crate) async fn release(
     let release: LeasesIn = body::parse(&body)?;
     release.check()?;
     let leases: Vec<Lease> = release.leases.iter().filter_map(|lease| lease.parse().ok()).collect();
-    let count = leases.len();
-    app.ask(app.tram.release(subscription.id, leases)).await?;
-    Ok(ok(Released { leases: count }).into_response())
+    let leases = app.ask(app.tram.release(subscription.id, leases)).await?;
+    Ok(ok(Released { leases }).into_response())
 }

@@ -77,7 +77,7 @@ impl Store for Timed {
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
         self.time("extend", self.store.extend(extend)).await
     }
-    async fn release(&self, release: Release) -> Result<()> {
+    async fn release(&self, release: Release) -> Result<u64> {
         self.time("release", self.store.release(release)).await
     }
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {

@@ -114,8 +114,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn settle(&self, settle: Settle) -> Result<Settled>;
     /// Makes leases last longer.
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>>;
-    /// Gives events back at once, uncounted. Lost leases are passed over.
-    async fn release(&self, release: Release) -> Result<()>;
+    /// Gives events back at once, uncounted. Lost leases are passed over. Gives how many leases it was.
+    async fn release(&self, release: Release) -> Result<u64>;
     /// Makes ready again what an earlier incarnation consumed but never started. Gives the ids it got.
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>>;
 

@@ -270,9 +270,10 @@ impl Queue {
         self.bed.store.extend(extend).await.unwrap()
     }
 
-    pub(crate) async fn release(&self, claimed: &Claimed) {
+    /// Gives back all that was claimed. Gives how many leases it was.
+    pub(crate) async fn release(&self, claimed: &Claimed) -> u64 {
         let release = Release { subscription: self.id, leases: leases(claimed), now: self.bed.now() };
-        self.bed.store.release(release).await.unwrap();
+        self.bed.store.release(release).await.unwrap()
     }
 
     pub(crate) async fn stats(&self) -> Stats {

@@ -221,7 +221,7 @@ impl Store for Disturbed {
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
         self.pass("extend", self.inner.extend(extend)).await
     }
-    async fn release(&self, release: Release) -> Result<()> {
+    async fn release(&self, release: Release) -> Result<u64> {
         self.pass("release", self.inner.release(release)).await
     }
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {

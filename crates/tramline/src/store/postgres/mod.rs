@@ -374,7 +374,7 @@ impl Store for PostgresStore {
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::extend(session, &extend))
     }
 
-    async fn release(&self, release: Release) -> Result<()> {
+    async fn release(&self, release: Release) -> Result<u64> {
         let begin = Begin { may_be_lost: true, ..writing(release.now, release.subscription) };
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::release(session, &release))
     }

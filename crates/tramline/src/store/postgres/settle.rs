@@ -301,13 +301,14 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
     Ok(answers)
 }
 
-pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<()> {
+pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<u64> {
     let id = release.subscription;
     let lanes: BTreeSet<LaneId> =
         release.leases.iter().filter(|lease| lease.is_ordered()).map(|lease| lease.lane).collect();
     let mut views = lock(session, id, &lanes).await?;
     let mut rows = lock_slices(session, id, release.leases.iter()).await?;
     let mut changes = Changes::default();
+    let mut count = 0;
     for lease in &release.leases {
         let mut view = views.get_mut(&lease.lane);
         if lease.is_ordered() && !view.as_ref().is_some_and(|view| view.lane.is_under(lease)) {
@@ -318,9 +319,11 @@ pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Res
         }
         if let Some(slice) = rows.remove(&(lease.chunk, lease.slice)) {
             plan_release(slice, session.now, view.take(), &mut changes);
+            count += 1;
         }
     }
     apply(session, id, &changes).await?;
     let lanes: Vec<&Lane> = views.values().map(|view| &view.lane).collect();
-    write_lanes(session, &lanes).await
+    write_lanes(session, &lanes).await?;
+    Ok(count)
 }

@@ -271,7 +271,7 @@ impl Store for SqliteStore {
         self.write(Durable::No, extend.now, move |session| settle::extend(session, &extend)).await
     }
 
-    async fn release(&self, release: Release) -> Result<()> {
+    async fn release(&self, release: Release) -> Result<u64> {
         self.write(Durable::No, release.now, move |session| settle::release(session, &release)).await
     }
 

@@ -170,7 +170,8 @@ pub(super) fn extend(session: &Session<'_>, extend: &Extend) -> Result<Vec<Exten
     Ok(answers)
 }
 
-pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<()> {
+pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<u64> {
+    let mut count = 0;
     for lease in &release.leases {
         let mut view = None;
         if lease.is_ordered() {
@@ -184,6 +185,7 @@ pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<()> {
         if let Some(view) = view {
             write_lane(session.conn, &view.lane)?;
         }
+        count += 1;
     }
-    Ok(())
+    Ok(count)
 }
