@@ -47,6 +47,15 @@ async fn two_nodes_are_one_system() {
     let result = json!({"id": event["id"], "lease": event["lease"], "outcome": "done"});
     let settled = first.post("/v1/subscriptions/s/settle", json!({"results": [result]})).await;
     assert_eq!(settled["results"][0]["status"], "settled");
+    // Who claims from one node is seen by the other.
+    until(async || {
+        let workers = first.get("/v1/workers").await;
+        let items = workers["items"].as_array().unwrap();
+        items
+            .iter()
+            .any(|it| it["name"] == "w" && it["kind"] == "http" && it["subscriptions"] == json!(["s"]))
+    })
+    .await;
     // A token of one node is known to the other, and so is its end.
     let token = first.post("/v1/tokens", json!({"name": "a", "scopes": ["admin"]})).await;
     let secret = token["token"].as_str().unwrap();

@@ -104,7 +104,7 @@ pub(crate) async fn claim(
         max_bytes: MAX_BYTES,
         lease: claim.lease_ms.map(Duration::from_millis).or(policy.lease).or(Some(LEASE)),
     };
-    app.workers.claims(&claim.worker, &subscription.name, take.owner);
+    app.workers.claims(&claim.worker, subscription.id, take.owner);
     // A claim that waits does no work; it must not take the place of one that does.
     let seat = if claim.wait_ms > 0 { app.waiting.clone().try_acquire_owned().ok() } else { None };
     if seat.is_some() {

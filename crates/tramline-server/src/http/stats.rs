@@ -44,7 +44,7 @@ pub(crate) struct WorkerOut {
 pub(crate) enum WorkerKind {
     /// From the store, where it has a heartbeat.
     Process,
-    /// Over HTTP, from this node in the last minutes.
+    /// Over HTTP, from any node in the last minutes.
     Http,
 }
 
@@ -73,15 +73,15 @@ pub(crate) async fn workers(State(app): State<Shared>, caller: Caller) -> Answer
             });
         }
     }
-    let now = app.ask(app.tram.store().now()).await?;
-    for worker in app.workers.list() {
-        if seen.values().any(|name| *name == &*worker.subscription) {
+    app.workers.tell(&app.tram).await;
+    for worker in app.ask(app.tram.remote_workers()).await? {
+        if let Some(subscription) = seen.get(&worker.subscription) {
             items.push(WorkerOut {
-                name: worker.name.to_string(),
+                name: worker.name,
                 kind: WorkerKind::Http,
-                subscriptions: vec![worker.subscription.to_string()],
-                born_at: When(now.before(worker.known_for)),
-                beat_at: When(now.before(worker.idle_for)),
+                subscriptions: vec![subscription.to_string()],
+                born_at: When(worker.born_at),
+                beat_at: When(worker.seen_at),
                 claims: Some(worker.claims),
             });
         }

@@ -131,6 +131,12 @@ impl Store for Timed {
     async fn workers(&self) -> Result<Vec<Worker>> {
         self.time("workers", self.store.workers()).await
     }
+    async fn see_remote(&self, see: SeeRemote) -> Result<()> {
+        self.time("see_remote", self.store.see_remote(see)).await
+    }
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
+        self.time("remote_workers", self.store.remote_workers(now)).await
+    }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.time("sweep", self.store.sweep(sweep)).await
     }

@@ -254,6 +254,22 @@ impl Tramline {
         self.store().workers().await
     }
 
+    /// Records that remote workers claimed, so that all nodes know of them.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn see_remote(&self, workers: Vec<Seen>) -> Result<()> {
+        self.store().see_remote(SeeRemote { workers, now: self.clock().now() }).await
+    }
+
+    /// Workers that claimed through some node in the last minutes, by name.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn remote_workers(&self) -> Result<Vec<RemoteWorker>> {
+        self.store().remote_workers(self.clock().now()).await
+    }
+
     async fn set_rule(
         &self,
         subscription: &str,

@@ -154,7 +154,11 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>>;
     /// Workers known to the store, in birth order.
     async fn workers(&self) -> Result<Vec<Worker>>;
-    /// Housekeeping: retention, expired entries, dead workers.
+    /// Records that workers claimed through a node. They have no heartbeat, and no share of the lanes.
+    async fn see_remote(&self, see: SeeRemote) -> Result<()>;
+    /// Workers that claimed through some node lately, by name.
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>>;
+    /// Housekeeping: retention, expired entries, dead workers, claims that ended at most once.
     async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
     /// The store's time.
     async fn now(&self) -> Result<Time>;

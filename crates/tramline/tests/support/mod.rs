@@ -275,6 +275,12 @@ impl Store for Disturbed {
     async fn workers(&self) -> Result<Vec<Worker>> {
         self.inner.workers().await
     }
+    async fn see_remote(&self, see: SeeRemote) -> Result<()> {
+        self.inner.see_remote(see).await
+    }
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
+        self.inner.remote_workers(now).await
+    }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.inner.sweep(sweep).await
     }

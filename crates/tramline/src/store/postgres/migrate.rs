@@ -11,6 +11,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (3, include_str!("migrations/0003_claim.sql")),
     (4, include_str!("migrations/0004_token.sql")),
     (5, include_str!("migrations/0005_owner.sql")),
+    (6, include_str!("migrations/0006_remote.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

@@ -19,6 +19,7 @@ mod mend;
 mod migrate;
 mod options;
 mod order;
+mod remote;
 mod rows;
 mod session;
 mod settle;
@@ -474,6 +475,15 @@ impl Store for PostgresStore {
 
     async fn workers(&self) -> Result<Vec<Worker>> {
         step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| look::workers(session))
+    }
+
+    async fn see_remote(&self, see: SeeRemote) -> Result<()> {
+        let begin = Begin { may_be_lost: true, ..reading(see.now) };
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| remote::see(session, &see))
+    }
+
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
+        step!(self, Tries::few(), |tx| self.session(tx, reading(now)), |session| remote::all(session))
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {

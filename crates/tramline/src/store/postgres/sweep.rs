@@ -2,6 +2,7 @@
 
 use super::claim;
 use super::look::workers;
+use super::remote;
 use super::rows::{chunk, insert};
 use super::session::Session;
 use crate::error::Result;
@@ -149,6 +150,7 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     session.run(query).await?;
     let query = session.query("DELETE FROM tramline_rule WHERE until <= $1").bind(session.now.0);
     session.run(query).await?;
+    remote::expire(session, limit).await?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - $1";
     let query = session.query(sql).bind(AUDIT_KEPT);
     session.run(query).await.map(|_| ())

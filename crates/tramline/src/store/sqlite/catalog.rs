@@ -225,7 +225,7 @@ fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<
 
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
-    let tables = ["slice", "lane", "parked", "gap", "rule", "audit", "subscription_topic"];
+    let tables = ["slice", "lane", "parked", "gap", "rule", "audit", "remote", "subscription_topic"];
     for table in tables {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
     }

@@ -8,6 +8,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (1, include_str!("migrations/0001_core.sql")),
     (2, include_str!("migrations/0002_token.sql")),
     (3, include_str!("migrations/0003_owner.sql")),
+    (4, include_str!("migrations/0004_remote.sql")),
 ];
 
 /// All migrations as SQL, to be read or run by hand.

@@ -13,6 +13,7 @@ mod mend;
 mod migrate;
 mod order;
 mod readers;
+mod remote;
 mod rows;
 mod session;
 mod settle;
@@ -343,6 +344,14 @@ impl Store for SqliteStore {
 
     async fn workers(&self) -> Result<Vec<Worker>> {
         self.read(None, |session| look::workers(session.conn)).await
+    }
+
+    async fn see_remote(&self, see: SeeRemote) -> Result<()> {
+        self.write(Durable::No, see.now, move |session| remote::see(session, &see)).await
+    }
+
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
+        self.read(now, remote::all).await
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {

@@ -2,6 +2,7 @@
 
 use super::claim;
 use super::look::workers;
+use super::remote;
 use super::rows::{insert, one_chunk};
 use super::session::Session;
 use crate::error::Result;
@@ -131,6 +132,7 @@ fn expire_entries(session: &Session<'_>, limit: u32) -> Result<()> {
                WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)";
     conn.prepare_cached(sql)?.execute([now, limit])?;
     conn.prepare_cached("DELETE FROM tramline_rule WHERE until <= ?")?.execute([now])?;
+    remote::expire(conn, session.now, limit)?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - ?";
     conn.prepare_cached(sql)?.execute([AUDIT_KEPT])?;
     Ok(())
