@@ -28,14 +28,23 @@ const SCANS: usize = 64;
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Which {
-    /// Events after this one
-    #[param(pattern = "^[0-9]{0,19}$")]
+    /// Events after this one; `now`: only what comes
+    #[param(pattern = "^([0-9]{0,19}|now)$")]
     after: Option<String>,
     /// Only events of this key
     pub(crate) key: Option<String>,
     /// At most this many; 100 unless set, never more than 1,000
     #[param(value_type = Option<schema::Limit>)]
     limit: Option<u32>,
+}
+
+/// Where to begin in a topic.
+#[derive(Clone, Copy)]
+pub(crate) enum Begin {
+    /// After this event.
+    Event(EventId),
+    /// At the end.
+    Now,
 }
 
 /// Events of a topic.
@@ -47,7 +56,8 @@ pub(crate) struct Events<'a> {
 }
 
 /// The retained events of a topic, oldest first. With `Accept: text/event-stream` it follows: what is stored, then what comes,
-/// missing nothing; `Last-Event-ID` goes on after that event.
+/// missing nothing; `Last-Event-ID` goes on after that event. `after=now` begins at the end; a page of that is empty, and its `next`
+/// is where to go on.
 #[utoipa::path(get, path = "/v1/topics/{topic}/events", tag = "events",
     params(("topic" = schema::Name, Path), Which, ("Last-Event-ID" = Option<String>, Header, description = "Follow after this event", nullable = false, pattern = "^[0-9]{0,19}$")),
     responses((status = 200, content((Events<'static> = "application/json"), (String = "text/event-stream"))),
@@ -62,14 +72,20 @@ pub(crate) async fn list(
 ) -> Answer<Response> {
     caller.topic(READ, &name.0)?;
     let topic = name.checked("topic")?;
-    let after = after_id(which.after.as_deref())?;
+    let after = match which.after.as_deref() {
+        Some("now") => Begin::Now,
+        after => Begin::Event(after_id(after)?),
+    };
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    let last =
-        headers.get("last-event-id").map(|id| after_id(Some(id.to_str().unwrap_or("?")))).transpose()?;
+    let last = headers.get("last-event-id").filter(|id| !id.is_empty());
+    let last = last.map(|id| after_id(Some(id.to_str().unwrap_or("?")))).transpose()?;
     if accept.is_some_and(|accept| accept.contains("text/event-stream")) {
-        return follow::follow(app, topic, last.unwrap_or(after), which.key).await;
+        return follow::follow(app, topic, last.map_or(after, Begin::Event), which.key).await;
     }
-    let (events, next) = read(&app, &topic, after, &which).await?;
+    let (events, next) = match after {
+        Begin::Now => (Vec::new(), Some(app.ask(app.tram.log_end(&topic)).await?)),
+        Begin::Event(after) => read(&app, &topic, after, &which).await?,
+    };
     let answer = Events { items: events.iter().map(EventOut::new).collect(), next: next.map(Id) };
     Ok(json_response(StatusCode::OK, serde_json::to_vec(&answer)?))
 }

@@ -95,6 +95,9 @@ impl Store for Timed {
     async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
         self.time("read_log", self.store.read_log(read)).await
     }
+    async fn log_end(&self, topic: &str) -> Result<EventId> {
+        self.time("log_end", self.store.log_end(topic)).await
+    }
     async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
         self.time("dead", self.store.dead(page)).await
     }

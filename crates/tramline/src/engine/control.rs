@@ -246,6 +246,15 @@ impl Tramline {
         self.store().read_log(ReadLog { topic: topic.to_owned(), after, limit }).await
     }
 
+    /// Where the log of a topic ends now: whoever reads on from there gets all that is stored from now on, and nothing of before
+    /// this call was made, but for what is being written just then.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unavailable` also while a transaction has been writing to the topic for long.
+    pub async fn log_end(&self, topic: &str) -> Result<EventId> {
+        self.store().log_end(topic).await
+    }
+
     /// The living workers, in birth order.
     ///
     /// # Errors

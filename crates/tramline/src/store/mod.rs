@@ -127,6 +127,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>>;
     /// Reads the retained events of a topic, never past one that is still being written.
     async fn read_log(&self, read: ReadLog) -> Result<LogPage>;
+    /// Where the log of a topic ends now: nothing at or before it will ever be added. `Unavailable` while that cannot be known.
+    async fn log_end(&self, topic: &str) -> Result<EventId>;
     /// Dead (and held) events of a subscription, by id.
     async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>>;
     /// Parked keys of a subscription, by the event that blocks them.

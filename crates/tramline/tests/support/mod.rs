@@ -239,6 +239,9 @@ impl Store for Disturbed {
     async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
         self.pass("read_log", self.inner.read_log(read)).await
     }
+    async fn log_end(&self, topic: &str) -> Result<EventId> {
+        self.inner.log_end(topic).await
+    }
     async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
         self.inner.dead(page).await
     }

@@ -2,6 +2,7 @@
 
 mod bed;
 mod emitting;
+mod following;
 mod matrix;
 mod openapi;
 mod refusals;

@@ -413,6 +413,15 @@ impl Store for PostgresStore {
         ))
     }
 
+    async fn log_end(&self, topic: &str) -> Result<EventId> {
+        let begin = reading(None);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| look::log_end(
+            &self.proven,
+            session,
+            topic
+        ))
+    }
+
     async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
         step!(self, Tries::few(), |tx| self.session(tx, reading(page.now)), |session| look::dead(
             session, &page

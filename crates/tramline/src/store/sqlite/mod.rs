@@ -297,6 +297,11 @@ impl Store for SqliteStore {
         self.read(None, move |session| look::read_log(session, &read)).await
     }
 
+    async fn log_end(&self, topic: &str) -> Result<EventId> {
+        let topic = topic.to_owned();
+        self.read(None, move |session| look::log_end(session, &topic)).await
+    }
+
     async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
         self.read(page.now, move |session| look::dead(session, &page)).await
     }
