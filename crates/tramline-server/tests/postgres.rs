@@ -164,3 +164,59 @@ async fn while_the_database_is_gone_nothing_is_acknowledged_and_then_it_goes_on(
     let ids: Vec<&Value> = stored["items"].as_array().unwrap().iter().map(|event| &event["id"]).collect();
     assert!(acknowledged.iter().all(|id| ids.contains(&id)), "{acknowledged:?} in {ids:?}");
 }
+
+/// The id that a message of a stream ends with, and whether it had an event.
+fn messages(text: &str) -> Vec<(i64, bool)> {
+    let whole = text.split_inclusive("\n\n").filter(|message| message.ends_with("\n\n"));
+    let ids = whole.filter_map(|message| Some((message.strip_prefix("id: ")?, message.contains("\ndata: "))));
+    ids.map(|(rest, event)| (rest.split('\n').next().unwrap().parse().unwrap(), event)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_of_one_node_gets_all_that_is_emitted_at_another_and_comes_back_to_where_it_was() {
+    const EMITTERS: usize = 4;
+    const EMITS: usize = 25;
+    let url = url();
+    let (first, second) = (Arc::new(Node::start(&["--store", &url])), Node::start(&["--store", &url]));
+    first.post("/v1/topics/t/events", json!({"payload": "before"})).await;
+    let open = async |last: Option<i64>| {
+        let request = second.http.get(second.url("/v1/topics/t/events?after=now"));
+        let request = request.header("accept", "text/event-stream");
+        let request = last.into_iter().fold(request, |it, last| it.header("last-event-id", last.to_string()));
+        request.send().await.unwrap()
+    };
+    let mut stream = open(None).await;
+    let emitters: Vec<_> = (0..EMITTERS)
+        .map(|number| {
+            let first = first.clone();
+            tokio::spawn(async move {
+                let mut ids = Vec::new();
+                for _ in 0..EMITS {
+                    let event = json!({"payload": 1, "key": format!("k{number}")});
+                    let emitted = first.post("/v1/topics/t/events", event).await;
+                    ids.push(emitted["events"][0]["id"].as_str().unwrap().parse::<i64>().unwrap());
+                }
+                ids
+            })
+        })
+        .collect();
+    let (mut seen, mut last) = (Vec::new(), None);
+    while seen.len() < EMITTERS * EMITS {
+        let mut text = String::new();
+        // Cut off after a few messages, also after the one that only says where the stream began.
+        while messages(&text).len() < 1 + seen.len() % 9 {
+            text += std::str::from_utf8(&stream.chunk().await.unwrap().unwrap()).unwrap();
+        }
+        for (id, event) in messages(&text) {
+            last = Some(id);
+            seen.extend(event.then_some(id));
+        }
+        stream = open(last).await;
+    }
+    let mut emitted = Vec::new();
+    for emitter in emitters {
+        emitted.extend(emitter.await.unwrap());
+    }
+    emitted.sort_unstable();
+    assert_eq!(seen, emitted);
+}
