@@ -4,12 +4,11 @@
 
 mod node;
 
-use node::{Node, PATIENCE};
+use node::{Node, until_true};
 use serde_json::{Value, json};
 use std::io::copy;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 /// A private schema behind the URL of the test server.
 fn url() -> String {
@@ -19,14 +18,6 @@ fn url() -> String {
     format!("{server}{}schema={schema}", if server.contains('?') { '&' } else { '?' })
 }
 
-/// Looks until it is true.
-async fn until(mut look: impl AsyncFnMut() -> bool) {
-    let start = Instant::now();
-    while !look().await {
-        assert!(start.elapsed() < PATIENCE, "it never came true");
-    }
-}
-
 #[tokio::test]
 async fn two_nodes_are_one_system() {
     let url = url();
@@ -34,8 +25,8 @@ async fn two_nodes_are_one_system() {
     first.put("/v1/subscriptions/s", json!({"topics": ["t"], "ordering": "key"})).await;
     let claim = second.post("/v1/subscriptions/s/claim", json!({"worker": "w", "wait_ms": 30_000}));
     let emit = async {
-        until(async || {
-            let metrics = second.http.get(second.url("/metrics")).send().await.unwrap().text().await.unwrap();
+        until_true(async || {
+            let metrics = second.metrics().await;
             metrics.contains("tramline_store_seconds_count{verb=\"claim\"}")
         })
         .await;
@@ -48,7 +39,7 @@ async fn two_nodes_are_one_system() {
     let settled = first.post("/v1/subscriptions/s/settle", json!({"results": [result]})).await;
     assert_eq!(settled["results"][0]["status"], "settled");
     // Who claims from one node is seen by the other.
-    until(async || {
+    until_true(async || {
         let workers = first.get("/v1/workers").await;
         let items = workers["items"].as_array().unwrap();
         items
@@ -66,11 +57,11 @@ async fn two_nodes_are_one_system() {
         }
         request.send().await.unwrap().status().as_u16()
     };
-    until(async || status(&second, Some(secret)).await == 200).await;
-    until(async || status(&second, None).await == 401).await;
+    until_true(async || status(&second, Some(secret)).await == 200).await;
+    until_true(async || status(&second, None).await == 401).await;
     let dropped = second.http.delete(second.url("/v1/tokens/a")).bearer_auth(secret).send().await.unwrap();
     assert_eq!(dropped.status(), 204);
-    until(async || status(&first, None).await == 200).await;
+    until_true(async || status(&first, None).await == 200).await;
 }
 
 /// A way to the server that can be cut.
@@ -152,7 +143,7 @@ async fn while_the_database_is_gone_nothing_is_acknowledged_and_then_it_goes_on(
     assert_eq!(ready.status(), 503);
     assert_eq!(ready.headers()["retry-after"], "1");
     way.mend();
-    until(async || {
+    until_true(async || {
         let (status, text) = emit().await;
         if status == 201 {
             remember(&text);

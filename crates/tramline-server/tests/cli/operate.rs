@@ -108,7 +108,7 @@ fn help_has_examples_and_exit_codes_but_no_secrets() {
 #[test]
 fn a_reader_that_has_seen_enough_ends_a_command_quietly() {
     let server = Server::start();
-    let script = format!("{} completions bash | head -n 1", env!("CARGO_BIN_EXE_tramline"));
+    let script = format!("{} completions bash | head -n 1", crate::node::PROGRAM);
     let output =
         std::process::Command::new("sh").args(["-c", &script]).current_dir(server.file("")).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");

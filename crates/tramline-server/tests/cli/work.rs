@@ -186,7 +186,7 @@ fn a_lease_is_extended_while_the_command_runs() {
 fn extends(server: &Server) {
     emit(server, &["1"]);
     // The command itself waits until something changes about its event.
-    let look = format!("{} event $TRAMLINE_EVENT_ID --json", env!("CARGO_BIN_EXE_tramline"));
+    let look = format!("{} event $TRAMLINE_EVENT_ID --json", crate::node::PROGRAM);
     let script =
         format!(r#"a=$({look}); b="$a"; while [ "$a" = "$b" ]; do b=$({look}); done; echo "$a"; echo "$b""#);
     let said = work(server, &script, &["--lease", "3s"]);
