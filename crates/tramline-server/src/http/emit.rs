@@ -13,6 +13,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -131,6 +132,7 @@ pub(crate) async fn emit(
     let mut events = if content_type == JSON {
         read_json(&topic, &body, app.config.max_payload)?
     } else {
+        check_form(content_type, &body)?;
         vec![raw(&topic, &headers, content_type, body, app.config.max_payload)?]
     };
     let keys: Vec<Option<String>> = events.iter().map(|(_, key)| key.clone()).collect();
@@ -264,6 +266,19 @@ fn raw(topic: &str, headers: &HeaderMap, kind: &str, body: Bytes, max_payload: u
         event = event.header(&name.as_str()["tramline-header-".len()..], value);
     }
     Ok((event, key))
+}
+
+/// `curl -d` calls everything a form. JSON that comes under that name was meant as JSON, and would be stored as bytes.
+fn check_form(content_type: &str, body: &[u8]) -> Answer<()> {
+    let form = content_type.eq_ignore_ascii_case("application/x-www-form-urlencoded");
+    if !form || serde_json::from_slice::<IgnoredAny>(body).is_err() {
+        return Ok(());
+    }
+    Err(Problem::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "this is JSON, but its content type says that it is a form",
+        "add -H 'content-type: application/json' (or use curl --json); bytes of another kind need a content type of their own",
+    ))
 }
 
 fn check_payload(size: usize, most: usize) -> Answer<()> {

@@ -173,8 +173,8 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
         blocked_by: delivery.blocked_by.map(Id),
         error: delivery.error,
     };
-    let deliveries =
-        view.deliveries.into_iter().filter(|one| caller.sees_subscription_named(&one.subscription));
+    let visible = caller.visible(&app.ask(app.tram.subscriptions()).await?);
+    let deliveries = view.deliveries.into_iter().filter(|one| visible.contains(&one.subscription));
     let deliveries = deliveries.map(told).collect();
     Ok(ok(EventView { event: EventOut::new(&view.event), deliveries }).into_response())
 }
@@ -194,8 +194,9 @@ pub(crate) async fn cancel(State(app): State<Shared>, caller: Caller, name: Name
     let view = app.ask(app.tram.event(id)).await?;
     view.filter(|view| caller.sees_topic(&view.event.topic)).ok_or_else(unknown)?;
     let cancelled = app.ask(app.tram.cancel(id)).await?;
-    let seen = cancelled.iter().filter(|name| caller.sees_subscription_named(name));
-    let cancelled = seen.map(ToString::to_string).collect();
+    let visible = caller.visible(&app.ask(app.tram.subscriptions()).await?);
+    let cancelled =
+        cancelled.iter().filter(|name| visible.contains(*name)).map(ToString::to_string).collect();
     Ok(ok(Cancelled { cancelled }).into_response())
 }
 

@@ -82,9 +82,13 @@ impl Serialize for When {
 impl<'de> Deserialize<'de> for When {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<When, D::Error> {
         let text = Cow::<str>::deserialize(from)?;
-        parse_time(&text).ok_or_else(|| serde::de::Error::custom("a time is written as 2030-01-31T12:00:00Z"))
+        parse_time(&text).ok_or_else(|| serde::de::Error::custom(NO_TIME))
     }
 }
+
+/// What is wrong with a text that is no time.
+pub(crate) const NO_TIME: &str =
+    "a time is written as 2030-01-31T12:00:00Z, and is not later than 9999-12-30T22:00:00Z";
 
 /// The time in a text.
 pub(crate) fn parse_time(text: &str) -> Option<When> {
@@ -184,6 +188,9 @@ mod tests {
         assert_eq!(serde_json::to_string(&time).unwrap(), "\"2030-01-01T00:00:00.007Z\"");
         assert_eq!(parse_time("2030-01-01T01:00:00.007+01:00"), Some(time));
         assert_eq!(parse_time("tomorrow"), None);
+        assert!(parse_time("9999-12-30T22:00:00Z").is_some() && parse_time("9999-12-31T00:00:00Z").is_none());
+        let refused = serde_json::from_str::<When>("\"9999-12-31T23:59:59Z\"").unwrap_err();
+        assert!(refused.to_string().contains("not later than 9999-12-30"), "{refused}");
         assert!(serde_json::to_string(&When(Time::NEVER)).unwrap().contains("9999"));
     }
 

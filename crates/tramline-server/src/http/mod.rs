@@ -22,7 +22,7 @@ mod follow;
 mod given;
 mod health;
 mod json;
-mod limits;
+pub(crate) mod limits;
 pub(crate) mod metrics;
 mod ndjson;
 mod openapi;

@@ -95,7 +95,7 @@ fn name_uniquely(operation: &mut Operation) {
 
 /// Every problem that an operation can answer: those of its own, and those that come with a token, a name, a query or a body.
 fn add_problems(operation: &mut Operation) {
-    let mut statuses = BTreeSet::new();
+    let mut statuses = BTreeSet::from([431]);
     if operation.security.is_some() {
         statuses.extend([400, 401, 403, 503]);
     }
@@ -139,6 +139,7 @@ fn about(status: u16) -> &'static str {
         413 => "Too large",
         415 => "The content type or encoding is not taken here",
         422 => "Well-formed, but it can never succeed",
+        431 => "The head of the request is too large",
         _ => "Too busy, or the store is away",
     }
 }

@@ -5,7 +5,7 @@ use crate::http::body;
 use crate::http::caller::Caller;
 use crate::http::control::RuleOut;
 use crate::http::events::READ;
-use crate::http::json::{List, Object, When, ok, parse_time};
+use crate::http::json::{List, NO_TIME, Object, When, ok, or_null, parse_time};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
@@ -45,15 +45,18 @@ pub(crate) struct SubscriptionIn {
     max_attempts: Option<u32>,
     #[schema(value_type = Option<BackoffIn>)]
     backoff: Option<Object<BackoffIn>>,
-    /// How long a claim lasts if it is not extended
-    #[schema(minimum = 50, maximum = 86400000)]
-    lease_ms: Option<u64>,
-    /// How long a handler may run
+    /// How long a claim lasts if it is not extended; null: 60 s
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<u64>, minimum = 50, maximum = 86400000)]
+    lease_ms: Option<Option<u64>>,
+    /// How long a handler may run; null: as long as it likes
+    #[serde(default, deserialize_with = "or_null")]
     #[schema(value_type = Option<schema::TimeLimit>)]
-    time_limit_ms: Option<u64>,
-    /// How many events one claim takes at most
-    #[schema(minimum = 1, maximum = 10000)]
-    claim_size: Option<u32>,
+    time_limit_ms: Option<Option<u64>>,
+    /// How many events one claim takes at most; null: 4,096, or 1 if at most once
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 10000)]
+    claim_size: Option<Option<u32>>,
     /// Where it starts in topics that are new to it: `beginning`, `now` or a time
     #[schema(value_type = Option<schema::Start>)]
     start: Option<String>,
@@ -182,7 +185,8 @@ impl SubscriptionIn {
             ));
         }
         let longest = Duration::from_millis(crate::http::emit::MAX_DELAY_MS);
-        if self.time_limit_ms.is_some_and(|limit| limit == 0 || Duration::from_millis(limit) > longest) {
+        let limit = self.time_limit_ms.map(|limit| limit.map(Duration::from_millis));
+        if limit.flatten().is_some_and(|limit| limit.is_zero() || limit > longest) {
             return Err(Problem::invalid(
                 "the time limit is out of range",
                 "use at least 1 ms, or leave it out for none",
@@ -208,9 +212,9 @@ impl SubscriptionIn {
             while_retrying: self.while_retrying.unwrap_or(old.while_retrying),
             on_exhausted: self.on_exhausted.unwrap_or(old.on_exhausted),
             retry: Retry { max_attempts: attempts.unwrap_or(old.retry.max_attempts), backoff },
-            lease: self.lease_ms.map(Duration::from_millis).or(old.lease),
-            time_limit: self.time_limit_ms.map(Duration::from_millis).or(old.time_limit),
-            claim_size: self.claim_size.or(old.claim_size),
+            lease: self.lease_ms.map_or(old.lease, |lease| lease.map(Duration::from_millis)),
+            time_limit: limit.unwrap_or(old.time_limit),
+            claim_size: self.claim_size.unwrap_or(old.claim_size),
         })
     }
 }
@@ -220,7 +224,7 @@ fn start(text: Option<&str>) -> Answer<Start> {
         None | Some("beginning") => Ok(Start::Beginning),
         Some("now") => Ok(Start::Now),
         Some(time) => parse_time(time).map(|time| Start::At(time.0)).ok_or_else(|| {
-            Problem::invalid("this is not a start", "use beginning, now or a time like 2030-01-31T12:00:00Z")
+            Problem::invalid("this is not a start", format!("use beginning, now or a time; {NO_TIME}"))
         }),
     }
 }

@@ -103,6 +103,10 @@ impl Server {
         self.request(|client| client.delete(self.node.url(&format!("/v1/subscriptions/{name}"))));
     }
 
+    pub(crate) fn metrics(&self) -> String {
+        block_on(self.node.metrics())
+    }
+
     fn request(&self, make: impl FnOnce(&reqwest::Client) -> reqwest::RequestBuilder) {
         block_on(async {
             let answer = make(&self.node.http).send().await.unwrap();

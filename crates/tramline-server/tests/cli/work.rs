@@ -53,7 +53,7 @@ fn a_failure_keeps_the_last_line_of_standard_error() {
     emit(&server, &["1"]);
     let said = work(&server, "echo first >&2; echo 'disk full' >&2; exit 3", &["--json"]);
     let line: Value = serde_json::from_str(&said.out).unwrap();
-    assert_eq!((&line["outcome"], &line["error"]), (&json!("retry"), &json!("exit status: 3: disk full")));
+    assert_eq!((&line["outcome"], &line["error"]), (&json!("dead"), &json!("exit status: 3: disk full")));
     assert_eq!(said.err, "first\ndisk full\n", "it is shown as well");
     assert_eq!(server.json(&["dead", "list", "t"])["error"], "exit status: 3: disk full");
 }

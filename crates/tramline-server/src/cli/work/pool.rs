@@ -6,7 +6,7 @@ use super::super::outage::Outage;
 use super::super::value::millis;
 use super::event::{Claim, Claimed, rows};
 use super::hand::Hand;
-use super::report::Report;
+use super::report::{Exhaustion, Report};
 use super::{keep, row, settle};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -29,6 +29,8 @@ pub(super) struct Setup {
     pub(super) lease: Duration,
     /// How long a command may run.
     pub(super) time_limit: Option<Duration>,
+    /// What becomes of an event that fails for the last time.
+    pub(super) exhaustion: Exhaustion,
     pub(super) grace: Duration,
     pub(super) drain: bool,
 }

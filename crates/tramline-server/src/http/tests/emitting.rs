@@ -81,6 +81,20 @@ async fn other_content_types_are_one_event_of_raw_bytes() {
     assert!(read.get("payload").is_none());
 }
 
+/// As `curl -d` sends it.
+#[tokio::test]
+async fn json_that_comes_as_a_form_is_refused_and_other_bytes_are_not() {
+    let bed = Bed::open().await;
+    let send = async |body: &'static str| {
+        let request = Request::post("/v1/topics/t/events");
+        let request = request.header("content-type", "application/x-www-form-urlencoded");
+        bed.send(request.body(Body::from(body)).unwrap()).await
+    };
+    let problem = send(r#"{"payload": 1}"#).await.problem(415);
+    assert!(problem["remedy"].as_str().unwrap().contains("content-type: application/json"), "{problem}");
+    send("a=1&b=2").await.good();
+}
+
 #[tokio::test]
 async fn lines_are_stored_in_groups_and_the_bad_one_is_named() {
     let bed = Bed::open().await;

@@ -11,7 +11,8 @@ const ROLES: &[&str] = &["publish", "consume", "manage", "admin"];
 /// The word that a tenant must never see.
 const FOREIGN: &str = "rival";
 
-/// Two tenants, each with a topic, a subscription and an event; and a subscription of the first that consumes the second's topic.
+/// Two tenants, each with a topic, a subscription and an event; and subscriptions that consume the second's topic under a name of
+/// the first.
 struct Tenants {
     bed: Bed,
     /// The event of a topic.
@@ -31,6 +32,11 @@ impl Tenants {
             events.insert(name, id);
         }
         bed.put("/v1/subscriptions/acme%2Fspy", json!({"topics": ["rival/a"]})).await.good();
+        // Also of one of its topics, the first tenant must not learn that this one exists.
+        bed.put("/v1/subscriptions/acme%2Frivals", json!({"topics": ["acme/a", "rival/a"]})).await.good();
+        let claimed = bed.post("/v1/subscriptions/acme%2Frivals/claim", json!({})).await.good();
+        let result = json!({"id": claimed["events"][0]["id"], "lease": claimed["events"][0]["lease"], "outcome": "retry"});
+        bed.post("/v1/subscriptions/acme%2Frivals/settle", json!({"results": [result]})).await.good();
         bed.post("/v1/subscriptions/rival%2Fa/claim", json!({"worker": "rival-worker"})).await.good();
         Tenants { bed, events }
     }

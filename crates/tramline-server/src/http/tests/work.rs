@@ -231,6 +231,15 @@ async fn what_is_left_out_of_a_change_stays_as_it_was() {
 }
 
 #[tokio::test]
+async fn null_takes_a_setting_back() {
+    let bed = bed(json!({"time_limit_ms": 5_000, "lease_ms": 5_000, "claim_size": 9})).await;
+    let nulls = json!({"topics": ["t"], "time_limit_ms": null, "lease_ms": null, "claim_size": null});
+    let changed = bed.put("/v1/subscriptions/s", nulls).await.good();
+    assert_eq!(changed["time_limit_ms"], Value::Null);
+    assert_eq!((&changed["lease_ms"], &changed["claim_size"]), (&json!(60_000), &json!(4_096)));
+}
+
+#[tokio::test]
 async fn figures_and_metrics_show_what_happened() {
     let bed = bed(json!({})).await;
     emit(&bed, "a").await;
