@@ -346,7 +346,7 @@ async fn release(run: &Run, leases: Vec<Lease>) {
     }
     let release = Release { subscription: run.subscription.id, leases, now: run.tram.clock().now() };
     match run.tram.store().release(release).await {
-        Ok(()) => run.tram.wake().notify(&[run.subscription.id]),
+        Ok(_) => run.tram.wake().notify(&[run.subscription.id]),
         Err(error) => {
             tracing::warn!(error = %error, subscription = run.name(), "events could not be given back; their leases will end");
         }

@@ -6,6 +6,7 @@ conformance![
     a_topic_has_32_lanes_and_keeps_events_for_a_day_unless_it_says_otherwise,
     the_lanes_of_a_topic_never_change,
     the_retention_of_a_topic_can_change,
+    a_topic_has_an_owner_who_can_change_and_leave,
     topics_are_listed_by_name,
     a_topic_cannot_be_deleted_while_it_is_consumed,
     a_deleted_topic_is_gone_with_its_events,
@@ -30,8 +31,7 @@ conformance![
 fn topic(name: &str, lanes: Option<u32>, retention: Option<u64>) -> PutTopic {
     PutTopic {
         name: name.into(),
-        lanes,
-        retention: retention.map(seconds),
+        settings: TopicSettings { lanes, retention: retention.map(seconds), owner: None },
         now: Some(Time(1_800_000_000_000)),
     }
 }
@@ -57,6 +57,28 @@ async fn the_retention_of_a_topic_can_change(bed: Bed) {
     assert_eq!((second.id, second.retention), (first.id, seconds(90)));
     let third = bed.store.put_topic(topic("a", None, None)).await.unwrap();
     assert_eq!(third, second);
+}
+
+fn owned(owner: Option<&str>) -> PutTopic {
+    let owner = Some(owner.map(str::to_owned));
+    let settings = TopicSettings { owner, ..TopicSettings::default() };
+    PutTopic { settings, ..topic("a", None, None) }
+}
+
+async fn a_topic_has_an_owner_who_can_change_and_leave(bed: Bed) {
+    let owner = |topic: Topic| topic.owner.as_deref().map(str::to_owned);
+    let listed = async || owner(bed.store.topics().await.unwrap().remove(0));
+    assert_eq!(
+        owner(bed.store.put_topic(owned(Some("team-shop"))).await.unwrap()).as_deref(),
+        Some("team-shop")
+    );
+    assert_eq!(listed().await.as_deref(), Some("team-shop"));
+    let longer = bed.store.put_topic(topic("a", None, Some(90))).await.unwrap();
+    assert_eq!(owner(longer).as_deref(), Some("team-shop"), "what is left out stays");
+    bed.store.put_topic(owned(Some("Zoë"))).await.unwrap();
+    assert_eq!(listed().await.as_deref(), Some("Zoë"));
+    assert_eq!(owner(bed.store.put_topic(owned(None)).await.unwrap()), None);
+    assert_eq!(listed().await, None);
 }
 
 async fn topics_are_listed_by_name(bed: Bed) {
@@ -100,6 +122,9 @@ async fn an_impossible_topic_is_refused(bed: Bed) {
         topic("", None, None),
         topic("a", Some(0), None),
         topic("a", Some(4097), None),
+        owned(Some("")),
+        owned(Some("two\nlines")),
+        owned(Some(&"x".repeat(201))),
     ] {
         let error = bed.store.put_topic(put).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Invalid, "{error}");

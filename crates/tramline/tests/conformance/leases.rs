@@ -13,6 +13,7 @@ conformance![
     the_next_lease_of_the_same_worker_is_another_one,
     a_released_event_can_be_claimed_at_once,
     a_release_is_not_counted,
+    a_release_tells_how_many_leases_it_gave_back,
     releasing_a_lost_lease_changes_nothing,
     a_released_lease_settles_nothing,
     a_released_lease_settles_nothing_even_if_its_lane_stays_and_the_event_is_claimed_again,
@@ -139,6 +140,21 @@ async fn a_released_event_can_be_claimed_at_once(bed: Bed) {
         let claimed = queue.claim_by(BERT, 1).await;
         assert_eq!(ids(&claimed), [id], "{name}");
         assert!(queue.done(&claimed).await, "{name}");
+    }
+}
+
+async fn a_release_tells_how_many_leases_it_gave_back(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        bed.emit(keyed("b")).await;
+        let claimed = queue.claim(10).await;
+        let (first, all) = (&claimed.slices[0], leases(&claimed));
+        assert!(all.len() > 1, "{name}");
+        let done = Claimed { slices: vec![first.clone()], ..claimed.clone() };
+        assert!(queue.done(&done).await, "{name}");
+        assert_eq!(queue.release(&claimed).await, all.len() as u64 - 1, "{name}: one was settled");
+        assert_eq!(queue.release(&claimed).await, 0, "{name}: all are lost");
     }
 }
 

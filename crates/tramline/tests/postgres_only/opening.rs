@@ -27,7 +27,7 @@ async fn ten_stores_opened_at_once_migrate_safely() {
         stores.push(store.await.unwrap().unwrap());
     }
     for (n, store) in stores.iter().enumerate() {
-        let put = PutTopic { name: format!("t{n}"), lanes: None, retention: None, now: None };
+        let put = PutTopic { name: format!("t{n}"), settings: Default::default(), now: None };
         store.put_topic(put).await.unwrap();
     }
     assert_eq!(stores[0].topics().await.unwrap().len(), 10);
@@ -43,7 +43,7 @@ async fn everything_is_in_the_schema_that_the_url_names() {
     store.emit(event("k")).await.unwrap();
     let sql = "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                WHERE n.nspname = '$s' AND c.relkind = 'r' AND c.relname LIKE 'tramline%'";
-    assert_eq!(store.rows(sql).await[0].get::<i64, _>(0), 22);
+    assert_eq!(store.rows(sql).await[0].get::<i64, _>(0), 23);
     assert_eq!(store.wake_channel(), format!("{}.tramline_wake", store.schema));
     store.close().await;
 }

@@ -107,6 +107,8 @@ async fn the_log_stops_before_a_transaction_that_is_still_open() {
     let open = store.emit_in(&mut tx, [event("b")]).await.unwrap().events[0].id;
     let after = store.emit(event("c")).await.unwrap().events[0].id;
     assert!(before < open && open < after);
+    let end = store.log_end("t").await.unwrap_err();
+    assert_eq!(end.kind(), Kind::Unavailable, "whoever began behind it would miss it: {end}");
     let page = store.read_log(read_log(EventId(0))).await.unwrap();
     assert!(page.next < open, "{} would never be read", open);
     assert!(page.events.iter().all(|event| event.id < open));

@@ -208,7 +208,7 @@ async fn an_answer_that_was_lost_while_something_else_of_the_lane_runs_is_made_u
 async fn a_failure_that_was_never_settled_does_not_stop_its_key() {
     let bench = Bench::new().await;
     let tram = bench.process();
-    tram.put_topic("t", Some(1), None).await.unwrap(); // one lane, so one lease for all
+    tram.put_topic("t", TopicSettings::lanes(1)).await.unwrap(); // one lane, so one lease for all
     let failures = Arc::new(AtomicU32::new(0));
     let (count, go_on) = (failures.clone(), Arc::new(Notify::new()));
     let may_fail = go_on.clone();
@@ -293,7 +293,7 @@ async fn the_next_run_of_a_process_goes_on_where_a_dropped_one_was() {
 async fn a_failure_under_a_lost_lease_does_not_stop_what_comes_under_the_next_one() {
     let bench = Bench::new().await;
     let tram = bench.process();
-    tram.put_topic("t", Some(1), None).await.unwrap();
+    tram.put_topic("t", TopicSettings::lanes(1)).await.unwrap();
     let (tell, mut told) = mpsc::unbounded_channel();
     let (fail, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let worker = |tram: &Tramline| {

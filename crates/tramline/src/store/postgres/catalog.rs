@@ -7,9 +7,9 @@ use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::lane::DEFAULT_LANES;
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
-use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
+use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::{Time, millis};
-use crate::store::catalog::{Catalog, check_lanes, still_left};
+use crate::store::catalog::{Catalog, still_left};
 use crate::store::deleted::{Deleted, lanes_of};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
 use sqlx::postgres::PgRow;
@@ -22,7 +22,7 @@ use std::time::Duration;
 pub(super) async fn load(conn: &mut PgConnection, texts: &Texts) -> Result<Catalog> {
     let sql = "SELECT value FROM tramline_meta WHERE name = 'catalog'";
     let version = texts.query(sql).fetch_one(&mut *conn).await?.try_get(0)?;
-    let sql = "SELECT id, name, lanes, retention_ms, created_at FROM tramline_topic ORDER BY name";
+    let sql = "SELECT id, name, lanes, retention_ms, created_at, owner FROM tramline_topic ORDER BY name";
     let topics: Vec<Topic> =
         texts.query(sql).fetch_all(&mut *conn).await?.iter().map(topic).collect::<Result<_>>()?;
     let names: BTreeMap<TopicId, Arc<str>> =
@@ -54,6 +54,7 @@ fn topic(row: &PgRow) -> Result<Topic> {
         lanes: row.try_get::<i32, _>(2)?.cast_unsigned(),
         retention: Duration::from_millis(row.try_get::<i64, _>(3)?.max(0).cast_unsigned()),
         created_at: Time(row.try_get(4)?),
+        owner: row.try_get::<Option<String>, _>(5)?.map(Arc::from),
     })
 }
 
@@ -92,7 +93,7 @@ pub(super) async fn create_missing(session: &mut Session<'_>, names: &[&str]) ->
     let missing: BTreeSet<&str> =
         names.iter().copied().filter(|name| catalog.topic(name).is_none()).collect();
     for name in &missing {
-        insert_topic(session, name, DEFAULT_LANES, DEFAULT_RETENTION).await?;
+        insert_topic(session, name, &TopicSettings::default()).await?;
     }
     if !missing.is_empty() {
         changed(session).await?;
@@ -104,38 +105,37 @@ pub(super) async fn create_missing(session: &mut Session<'_>, names: &[&str]) ->
 async fn insert_topic(
     session: &mut Session<'_>,
     name: &str,
-    lanes: u32,
-    retention: Duration,
+    settings: &TopicSettings,
 ) -> Result<Option<Topic>> {
     name::check("topic", name)?;
-    let sql = "INSERT INTO tramline_topic (name, lanes, retention_ms, created_at) VALUES ($1, $2, $3, $4) \
-               ON CONFLICT DO NOTHING RETURNING id, name, lanes, retention_ms, created_at";
+    let sql = "INSERT INTO tramline_topic (name, lanes, retention_ms, created_at, owner) VALUES ($1, $2, $3, $4, $5) \
+               ON CONFLICT DO NOTHING RETURNING id, name, lanes, retention_ms, created_at, owner";
     let query = session
         .query(sql)
         .bind(name.to_owned())
-        .bind(lanes.cast_signed())
-        .bind(millis(retention))
-        .bind(session.now.0);
+        .bind(settings.lanes.unwrap_or(DEFAULT_LANES).cast_signed())
+        .bind(millis(settings.retention.unwrap_or(DEFAULT_RETENTION)))
+        .bind(session.now.0)
+        .bind(settings.owner(None).map(|owner| owner.to_string()));
     session.all(query).await?.first().map(topic).transpose()
 }
 
 pub(super) async fn put_topic(session: &mut Session<'_>, put: &PutTopic) -> Result<Topic> {
-    check_lanes(put.lanes)?;
+    put.settings.check()?;
     let catalog = session.catalog.clone();
     let Some(old) = catalog.topic(&put.name) else {
-        let retention = put.retention.unwrap_or(DEFAULT_RETENTION);
-        let created = insert_topic(session, &put.name, put.lanes.unwrap_or(DEFAULT_LANES), retention).await?;
+        let created = insert_topic(session, &put.name, &put.settings).await?;
         changed(session).await?;
         return created
             .ok_or_else(|| Error::unavailable("the topic was created at the same moment", "try again"));
     };
-    old.check_change(put.lanes)?;
-    let topic = Topic { retention: put.retention.unwrap_or(old.retention), ..old.clone() };
+    let topic = old.changed(&put.settings)?;
     if topic != *old {
         let query = session
-            .query("UPDATE tramline_topic SET retention_ms = $2 WHERE id = $1")
+            .query("UPDATE tramline_topic SET retention_ms = $2, owner = $3 WHERE id = $1")
             .bind(topic.id.0)
-            .bind(millis(topic.retention));
+            .bind(millis(topic.retention))
+            .bind(topic.owner.as_deref().map(str::to_owned));
         session.run(query).await?;
         changed(session).await?;
     }
@@ -269,6 +269,7 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
         "DELETE FROM tramline_lane WHERE subscription = $1",
         "DELETE FROM tramline_rule WHERE subscription = $1",
         "DELETE FROM tramline_audit WHERE subscription = $1",
+        "DELETE FROM tramline_remote WHERE subscription = $1",
         "DELETE FROM tramline_subscription_topic WHERE subscription = $1",
         "DELETE FROM tramline_subscription WHERE id = $1",
     ] {

@@ -22,6 +22,7 @@ mod mend;
 mod migrate;
 mod options;
 mod order;
+mod remote;
 mod rows;
 mod session;
 mod settle;

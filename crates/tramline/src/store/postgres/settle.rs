@@ -311,35 +311,38 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
     Ok(answers)
 }
 
-pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<()> {
+pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<u64> {
     let id = release.subscription;
     let (given, plain): (BTreeSet<Lease>, BTreeSet<Lease>) =
         release.leases.iter().partition(|lease| lease.is_ordered());
     let mut changes = Changes::default();
-    let lanes = release_in_lanes(session, id, &given, &mut changes).await?;
+    let (lanes, mut count) = release_in_lanes(session, id, &given, &mut changes).await?;
     let rows = lock_slices(session, id, plain.iter()).await?;
     for lease in &plain {
         if let Some(slice) = rows.get(&(lease.chunk, lease.slice)).filter(|slice| slice.is_under(lease)) {
             plan_release(slice.clone(), session.now, &mut changes);
+            count += 1;
         }
     }
     apply(session, id, &changes).await?;
-    write_lanes(session, &lanes.iter().collect::<Vec<_>>()).await
+    write_lanes(session, &lanes.iter().collect::<Vec<_>>()).await?;
+    Ok(count)
 }
 
-/// Gives what becomes of the lanes.
+/// Gives what becomes of the lanes, and how many of the leases were given back.
 async fn release_in_lanes(
     session: &mut Session<'_>,
     id: SubscriptionId,
     given: &BTreeSet<Lease>,
     changes: &mut Changes,
-) -> Result<Vec<Lane>> {
+) -> Result<(Vec<Lane>, u64)> {
     if given.is_empty() {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), 0));
     }
     let mut views = lock(session, id, &given.iter().map(|lease| lease.lane).collect()).await?;
     views.retain(|_, view| given.iter().any(|lease| view.lane.is_under(lease)));
     let all = leased(session, id, &views.keys().copied().collect::<Vec<_>>()).await?;
+    let count = all.iter().filter(|slice| given.contains(&slice.lease())).count() as u64;
     // Keys matter only for what stays.
     if all.iter().any(|slice| !given.contains(&slice.lease())) {
         load_keys(session, &mut views, &all).await?;
@@ -349,5 +352,5 @@ async fn release_in_lanes(
             release_lane(view, leased, given, session.now, changes);
         }
     }
-    Ok(views.into_values().map(|view| view.lane).collect())
+    Ok((views.into_values().map(|view| view.lane).collect(), count))
 }

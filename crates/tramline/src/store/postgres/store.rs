@@ -3,8 +3,8 @@
 use super::claim::Due;
 use super::session::Begin;
 use super::step::{Tries, step};
-use super::{PostgresStore, catalog, look, mend, settle, sweep, tally, token};
-use crate::error::Result;
+use super::{PostgresStore, catalog, claim, look, mend, remote, settle, sweep, tally, token};
+use crate::error::{Kind, Result};
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
@@ -139,7 +139,7 @@ impl Store for PostgresStore {
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::extend(session, &extend))
     }
 
-    async fn release(&self, release: Release) -> Result<()> {
+    async fn release(&self, release: Release) -> Result<u64> {
         let begin = Begin { may_be_lost: true, ..Begin::writing(release.now, release.subscription) };
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::release(session, &release))
     }
@@ -174,6 +174,15 @@ impl Store for PostgresStore {
             &self.proven,
             session,
             &read
+        ))
+    }
+
+    async fn log_end(&self, topic: &str) -> Result<EventId> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| look::log_end(
+            &self.proven,
+            session,
+            topic
         ))
     }
 
@@ -248,6 +257,12 @@ impl Store for PostgresStore {
         ))
     }
 
+    async fn tally_counts(&self) -> Result<TallyCounts> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| tally::counts(
+            session
+        ))
+    }
+
     async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
         let begin = Begin::reading(cancel.now);
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::cancel(
@@ -266,7 +281,7 @@ impl Store for PostgresStore {
 
     async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
         let begin = Begin::reading(reap.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::sweep::reap(session, reap))
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::sweep::reap(session, &reap))
     }
 
     async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
@@ -309,10 +324,37 @@ impl Store for PostgresStore {
         ))
     }
 
+    async fn see_remote(&self, see: SeeRemote) -> Result<()> {
+        let begin = Begin { may_be_lost: true, ..Begin::reading(see.now) };
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| remote::see(session, &see))
+    }
+
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(now)), |session| remote::all(session))
+    }
+
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(sweep.now)), |session| sweep::sweep(
-            session, &sweep
-        ))
+        let begin = Begin::reading(sweep.now);
+        let (mut swept, ended) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+            sweep::sweep(session, &sweep)
+        })?;
+        for id in ended {
+            let begin = Begin::writing(sweep.now, id);
+            let interrupted =
+                step!(self, Tries::few(), |tx| self.session(tx, begin), |session| claim::interrupt(
+                    session, id
+                ));
+            match interrupted {
+                Ok(more) => swept.more |= more,
+                // Deleted meanwhile.
+                Err(error) if error.kind() == Kind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+            swept.wake.push(id);
+        }
+        swept.wake.sort_unstable();
+        swept.wake.dedup();
+        Ok(swept)
     }
 
     async fn now(&self) -> Result<Time> {

@@ -8,9 +8,9 @@ use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::DEFAULT_LANES;
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
-use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
+use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::{Time, millis};
-use crate::store::catalog::{Catalog, check_lanes, still_left};
+use crate::store::catalog::{Catalog, still_left};
 use crate::store::deleted::{Deleted, lanes_of};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -62,7 +62,7 @@ pub(super) fn load(conn: &Connection) -> Result<Catalog> {
 
 fn topics(conn: &Connection) -> Result<Vec<Topic>> {
     let mut statement = conn.prepare_cached(
-        "SELECT id, name, lanes, retention_ms, created_at FROM tramline_topic ORDER BY name",
+        "SELECT id, name, lanes, retention_ms, created_at, owner FROM tramline_topic ORDER BY name",
     )?;
     let topics = statement.query_map([], |row| {
         Ok(Topic {
@@ -71,6 +71,7 @@ fn topics(conn: &Connection) -> Result<Vec<Topic>> {
             lanes: row.get(2)?,
             retention: Duration::from_millis(row.get::<_, i64>(3)?.max(0).cast_unsigned()),
             created_at: Time(row.get(4)?),
+            owner: row.get::<_, Option<String>>(5)?.map(Arc::from),
         })
     })?;
     Ok(topics.collect::<rusqlite::Result<_>>()?)
@@ -90,7 +91,7 @@ pub(super) fn create_missing<'a>(
 ) -> Result<bool> {
     let missing: BTreeSet<&str> = names.filter(|name| session.catalog.topic(name).is_none()).collect();
     for name in &missing {
-        insert_topic(session, name, DEFAULT_LANES, DEFAULT_RETENTION)?;
+        insert_topic(session, name, &TopicSettings::default())?;
     }
     if !missing.is_empty() {
         changed(session.conn)?;
@@ -98,32 +99,32 @@ pub(super) fn create_missing<'a>(
     Ok(!missing.is_empty())
 }
 
-fn insert_topic(session: &Session<'_>, name: &str, lanes: u32, retention: Duration) -> Result<Topic> {
+fn insert_topic(session: &Session<'_>, name: &str, settings: &TopicSettings) -> Result<Topic> {
     name::check("topic", name)?;
     let topic = Topic {
         id: TopicId(draw(session.conn, "topic", 1)?),
         name: Arc::from(name),
-        lanes,
-        retention,
+        lanes: settings.lanes.unwrap_or(DEFAULT_LANES),
+        retention: settings.retention.unwrap_or(DEFAULT_RETENTION),
+        owner: settings.owner(None),
         created_at: session.now,
     };
-    let sql = "INSERT INTO tramline_topic (id, name, lanes, retention_ms, created_at) VALUES (?, ?, ?, ?, ?)";
-    session.conn.execute(sql, params![topic.id.0, name, lanes, millis(retention), session.now.0])?;
+    let sql = "INSERT INTO tramline_topic (id, name, lanes, retention_ms, created_at, owner) VALUES (?, ?, ?, ?, ?, ?)";
+    let (retention, owner) = (millis(topic.retention), topic.owner.as_deref());
+    session.conn.execute(sql, params![topic.id.0, name, topic.lanes, retention, session.now.0, owner])?;
     Ok(topic)
 }
 
 pub(super) fn put_topic(session: &Session<'_>, put: &PutTopic) -> Result<Topic> {
-    check_lanes(put.lanes)?;
+    put.settings.check()?;
     let topic = match session.catalog.topic(&put.name) {
-        None => {
-            let retention = put.retention.unwrap_or(DEFAULT_RETENTION);
-            insert_topic(session, &put.name, put.lanes.unwrap_or(DEFAULT_LANES), retention)?
-        }
+        None => insert_topic(session, &put.name, &put.settings)?,
         Some(old) => {
-            old.check_change(put.lanes)?;
-            let topic = Topic { retention: put.retention.unwrap_or(old.retention), ..old.clone() };
-            let sql = "UPDATE tramline_topic SET retention_ms = ? WHERE id = ?";
-            session.conn.execute(sql, params![millis(topic.retention), topic.id.0])?;
+            let topic = old.changed(&put.settings)?;
+            let sql = "UPDATE tramline_topic SET retention_ms = ?, owner = ? WHERE id = ?";
+            session
+                .conn
+                .execute(sql, params![millis(topic.retention), topic.owner.as_deref(), topic.id.0])?;
             topic
         }
     };
@@ -227,7 +228,7 @@ fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     erase::mark(session.conn, Deleted::Subscription(id))?;
-    for table in ["lane", "rule", "audit", "subscription_topic"] {
+    for table in ["lane", "rule", "audit", "remote", "subscription_topic"] {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
     }
     session.conn.execute("DELETE FROM tramline_subscription WHERE id = ?", [id.0])?;

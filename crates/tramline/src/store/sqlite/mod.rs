@@ -16,6 +16,7 @@ mod mend;
 mod migrate;
 mod order;
 mod readers;
+mod remote;
 mod rows;
 mod session;
 mod settle;

@@ -165,7 +165,8 @@ pub(super) fn extend(session: &Session<'_>, extend: &Extend) -> Result<Vec<Exten
     Ok(answers)
 }
 
-pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<()> {
+pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<u64> {
+    let mut count = 0;
     let mut lanes: BTreeMap<LaneId, BTreeSet<Lease>> = BTreeMap::new();
     for lease in &release.leases {
         if lease.is_ordered() {
@@ -176,24 +177,27 @@ pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<()> {
         let mut changes = Changes::default();
         plan_release(slice, session.now, &mut changes);
         apply(session, release.subscription, &changes)?;
+        count += 1;
     }
     for (lane, given) in lanes {
-        release_in_lane(session, release.subscription, lane, &given)?;
+        count += release_in_lane(session, release.subscription, lane, &given)?;
     }
-    Ok(())
+    Ok(count)
 }
 
+/// Gives how many of the leases were given back.
 fn release_in_lane(
     session: &Session<'_>,
     id: SubscriptionId,
     lane: LaneId,
     given: &BTreeSet<Lease>,
-) -> Result<()> {
+) -> Result<u64> {
     let held =
         one_lane(session.conn, id, lane)?.filter(|lane| given.iter().any(|lease| lane.is_under(lease)));
-    let Some(lane) = held else { return Ok(()) };
+    let Some(lane) = held else { return Ok(0) };
     let mut view = LaneView::new(lane);
     let leased = leased(session.conn, id, view.lane.lane)?;
+    let count = leased.iter().filter(|slice| given.contains(&slice.lease())).count() as u64;
     // Keys matter only for what stays.
     if leased.iter().any(|slice| !given.contains(&slice.lease())) {
         load_keys(session, &mut view, leased.iter().map(|slice| slice.chunk), &mut RawClaim::default())?;
@@ -202,7 +206,8 @@ fn release_in_lane(
     let leased = leased.into_iter().map(by_number).collect();
     release_lane(&mut view, leased, given, session.now, &mut changes);
     apply(session, id, &changes)?;
-    write_lane(session.conn, &view.lane)
+    write_lane(session.conn, &view.lane)?;
+    Ok(count)
 }
 
 fn by_number(slice: Slice) -> ((ChunkId, SliceId), Slice) {

@@ -2,7 +2,7 @@
 
 use super::session::{Session, store_time};
 use super::writer::Durable;
-use super::{SqliteStore, catalog, claim, emit, gather, look, mend, settle, sweep, tally, token};
+use super::{SqliteStore, catalog, claim, emit, gather, look, mend, remote, settle, sweep, tally, token};
 use crate::error::Result;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
@@ -102,7 +102,7 @@ impl Store for SqliteStore {
         self.write(Durable::No, extend.now, move |session| settle::extend(session, &extend)).await
     }
 
-    async fn release(&self, release: Release) -> Result<()> {
+    async fn release(&self, release: Release) -> Result<u64> {
         self.write(Durable::No, release.now, move |session| settle::release(session, &release)).await
     }
 
@@ -125,6 +125,11 @@ impl Store for SqliteStore {
 
     async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
         self.read(None, move |session| look::read_log(session, &read)).await
+    }
+
+    async fn log_end(&self, topic: &str) -> Result<EventId> {
+        let topic = topic.to_owned();
+        self.read(None, move |session| look::log_end(session, &topic)).await
     }
 
     async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
@@ -182,6 +187,10 @@ impl Store for SqliteStore {
         self.read(None, move |session| tally::list(session.conn, &list)).await
     }
 
+    async fn tally_counts(&self) -> Result<TallyCounts> {
+        self.read(None, |session| tally::counts(session.conn)).await
+    }
+
     async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
         self.write(Durable::Yes, cancel.now, move |session| tally::cancel(session, cancel.tally)).await
     }
@@ -191,7 +200,7 @@ impl Store for SqliteStore {
     }
 
     async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
-        self.write(Durable::Yes, reap.now, move |session| tally::sweep::reap(session, reap)).await
+        self.write(Durable::Yes, reap.now, move |session| tally::sweep::reap(session, &reap)).await
     }
 
     async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
@@ -227,6 +236,14 @@ impl Store for SqliteStore {
 
     async fn workers(&self) -> Result<Vec<Worker>> {
         self.read(None, |session| look::workers(session.conn)).await
+    }
+
+    async fn see_remote(&self, see: SeeRemote) -> Result<()> {
+        self.write(Durable::No, see.now, move |session| remote::see(session, &see)).await
+    }
+
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
+        self.read(now, remote::all).await
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {

@@ -2,19 +2,16 @@
 
 use crate::model::id::SubscriptionId;
 use crate::model::rule::RuleKind;
-use crate::model::subscription::{Policy, Start};
+use crate::model::subscription::{Policy, Start, TopicSettings};
 use crate::model::time::Time;
-use std::time::Duration;
 
 /// Creates a topic or changes what may change of it.
 #[derive(Clone, Debug)]
 pub struct PutTopic {
     /// Its name.
     pub name: String,
-    /// How many lanes; never changes. `None`: as it is, or the default.
-    pub lanes: Option<u32>,
-    /// How long settled events are kept. `None`: as it is, or the default.
-    pub retention: Option<Duration>,
+    /// What is said of it.
+    pub settings: TopicSettings,
     /// Test time.
     pub now: Option<Time>,
 }

@@ -15,5 +15,5 @@ pub use emit::{Emission, Emit};
 pub use look::{DeadEvent, Delivery, EventView, FindEvent, Head, LogPage, Page, ParkedKey, ReadLog, Stats};
 pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Which};
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
-pub use sweep::{Beat, Sweep, Swept, Worker};
+pub use sweep::{Beat, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
 pub use token::PutToken;

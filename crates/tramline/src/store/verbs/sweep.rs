@@ -35,6 +35,44 @@ pub struct Worker {
     pub beat_at: Time,
 }
 
+/// For how long a worker that claims through a node is remembered after its last claim.
+pub const REMEMBERED: Duration = Duration::from_secs(300);
+
+/// Workers claimed through a node.
+#[derive(Clone, Debug)]
+pub struct SeeRemote {
+    /// Who, and how often since the last time.
+    pub workers: Vec<Seen>,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
+/// A worker claimed through a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its name.
+    pub name: String,
+    /// What it claimed from; passed over if it is gone.
+    pub subscription: SubscriptionId,
+    /// How often.
+    pub claims: u64,
+}
+
+/// A worker that claims through nodes, in one subscription.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteWorker {
+    /// Its name.
+    pub name: String,
+    /// What it claims from.
+    pub subscription: SubscriptionId,
+    /// When it was first seen.
+    pub born_at: Time,
+    /// When it was last seen.
+    pub seen_at: Time,
+    /// How often it claimed.
+    pub claims: u64,
+}
+
 /// Housekeeping, in bounded steps.
 #[derive(Clone, Debug)]
 pub struct Sweep {

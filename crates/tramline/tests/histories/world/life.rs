@@ -42,6 +42,15 @@ impl World {
         for (incarnation, _) in dead.into_values() {
             self.end_leases(incarnation);
         }
+        // What was consumed is never claimed again, so nobody else would notice.
+        let now = self.now;
+        for sub in self.subs.iter_mut().filter(|sub| sub.is_once()) {
+            for lease in 0..sub.leases.len() {
+                if !sub.leases[lease].events.is_empty() && !sub.is_live(lease, now) {
+                    sub.crash(lease, now);
+                }
+            }
+        }
     }
 
     /// A worker is known to be dead.

@@ -19,7 +19,7 @@ use tramline::model::id::{EventId, Incarnation, TallyId};
 use tramline::model::lane::Share;
 use tramline::model::lease::Lease;
 use tramline::model::rule::RuleKind;
-use tramline::model::subscription::{Policy, Start};
+use tramline::model::subscription::{Policy, Start, TopicSettings};
 use tramline::model::tally::NewTally;
 use tramline::model::time::Time;
 use tramline::store::Store;
@@ -58,7 +58,7 @@ impl World {
     pub(crate) async fn new(store: Arc<dyn Store>, history: &History) -> World {
         let now = Time(1_800_000_000_000);
         let topic =
-            PutTopic { name: TOPIC.into(), lanes: Some(history.lanes), retention: None, now: Some(now) };
+            PutTopic { name: TOPIC.into(), settings: TopicSettings::lanes(history.lanes), now: Some(now) };
         store.put_topic(topic).await.unwrap();
         let mut world = World {
             store,

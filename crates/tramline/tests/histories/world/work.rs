@@ -133,7 +133,12 @@ impl World {
             let extended = self.store.extend(extend.clone()).await.unwrap();
             assert_eq!(extended, [Extended::Lost], "{}: an old lease was extended", self.subs[sub].name);
             let release = Release { subscription, leases: vec![lease], now: Some(self.now) };
-            self.store.release(release).await.unwrap(); // passed over, as the counts will show
+            assert_eq!(
+                self.store.release(release).await.unwrap(),
+                0,
+                "{}: an old lease was given back",
+                self.subs[sub].name
+            );
         }
     }
 
@@ -169,7 +174,7 @@ impl World {
             live.enumerate().filter(|(place, _)| chosen(*place)).map(|(_, lease)| lease).collect();
         let leases = mine.iter().map(|lease| sub.leases[*lease].lease).collect();
         let release = Release { subscription: sub.id, leases, now: Some(self.now) };
-        self.store.release(release).await.unwrap();
+        assert_eq!(self.store.release(release).await.unwrap(), mine.len() as u64, "{}", sub.name);
         for lease in mine {
             for id in sub.leases[lease].events.clone() {
                 sub.release(id, self.now);
