@@ -296,6 +296,7 @@ async fn a_deleted_subscription_fails_its_items(bed: Bed) {
     queue.settle(&queue.claim(1).await, Outcome::dead("no")).await;
     queue.claim(10).await;
     bed.store.delete_subscription("queue").await.unwrap();
+    bed.sweep(None).await;
     assert_eq!(bed.tallied(tally).await, (300, 10, 290));
     assert!(bed.tally(tally).await.is_complete());
     assert_eq!(kinds(&bed).await, [Arc::from("complete")]);

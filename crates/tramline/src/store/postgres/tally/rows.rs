@@ -275,11 +275,11 @@ pub(super) use view;
 pub(super) async fn views(session: &mut Session<'_>, query: Query) -> Result<Vec<Tally>> {
     let view = |found: &PgRow| {
         let unfinished = Unfinished {
-            done: found.try_get::<i64, _>(20)?.cast_unsigned(),
-            failed: found.try_get::<i64, _>(21)?.cast_unsigned(),
-            active_at: found.try_get::<Option<i64>, _>(22)?.map(Time),
+            done: found.try_get::<i64, _>(21)?.cast_unsigned(),
+            failed: found.try_get::<i64, _>(22)?.cast_unsigned(),
+            active_at: found.try_get::<Option<i64>, _>(23)?.map(Time),
         };
-        Ok(row(found)?.view(metadata(found.try_get(19)?), unfinished))
+        Ok(row(found)?.view(metadata(found.try_get(20)?), unfinished))
     };
     session.all(query).await?.iter().map(view).collect()
 }
