@@ -7,6 +7,7 @@ use std::future::pending;
 use std::time::Duration;
 use support::{Bench, start, until};
 use tramline::model::tally::group::expand;
+use tramline::store::verbs::{Settle, SettleSlice};
 use tramline::{Context, Event, ItemStatus, Kind, NewTally, Outcome, Parent, TallyId, TallyState, Tramline};
 
 const TOLD: &str = "told";
@@ -349,4 +350,43 @@ async fn a_closed_tramline_takes_no_acks() {
     let tally = open(&tram, 1).await;
     tram.close().await;
     assert_eq!(tram.tallies().done(tally, [0]).await.unwrap_err().kind(), Kind::Unavailable);
+}
+
+#[tokio::test]
+async fn items_share_the_fate_of_the_callers_transaction() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let path = directory.path().join("test.db");
+    let tram = Tramline::open(&format!("sqlite://{}", path.display())).await.unwrap();
+    let store = tram.sqlite().unwrap();
+    tram.worker("w").topics(["t"]).subscribe().await.unwrap();
+    let tally = tram.tallies().open(told()).await.unwrap().id;
+    let mut connection = rusqlite::Connection::open(&path).unwrap();
+    for commit in [false, true] {
+        let tx = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
+        store.emit_in(&tx, [Event::new("t", "x").tally(tally)]).unwrap();
+        if commit { tx.commit() } else { tx.rollback() }.unwrap();
+    }
+    tram.tallies().seal(tally, Some(1)).await.unwrap();
+    let subscription = tram.subscription("w").await.unwrap().id;
+    let take = tramline::Take {
+        subscription,
+        owner: tramline::Incarnation::random(),
+        max_events: 1,
+        max_bytes: 1 << 20,
+        lease: None,
+    };
+    let slice = tram.take(&take, pending()).await.unwrap().slices.remove(0);
+    for commit in [false, true] {
+        let outcomes = vec![(slice.events[0].event.id.index(), Outcome::Done)];
+        let results = vec![SettleSlice { lease: slice.lease, outcomes }];
+        let tx = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
+        let settled = store.settle_in(&tx, &Settle { subscription, results, now: None }).unwrap();
+        if commit { tx.commit() } else { tx.rollback() }.unwrap();
+        assert_eq!(tram.tallies().get(tally).await.unwrap().done, u64::from(commit));
+        assert_eq!(settled.news, [tally]);
+        if commit {
+            tram.tallies().tell(&settled.news);
+        }
+    }
+    until("the event is there", || async { told_events(&tram).await == 1 }).await;
 }

@@ -3,6 +3,7 @@
 //! - `row`, `row_sqlite`, `row_postgres`: what Tramline is compared with
 //! - `target`: a private place in the store that is measured
 //! - `emit`, `drain`, `latency`: what is measured of the library
+//! - `tally`, `tally_row`: what is measured of tallies, and one row per item beside it
 //! - `http`: what is measured of the server, beside a bare endpoint
 //! - `process`, `queries`: memory, processor time and statements
 
@@ -15,6 +16,8 @@ mod queries;
 mod row;
 mod row_postgres;
 mod row_sqlite;
+mod tally;
+mod tally_row;
 mod target;
 
 pub(crate) use queries::QueryCounter;
@@ -39,6 +42,9 @@ pub(crate) struct Args {
     /// Fewer events: done within 90 seconds
     #[arg(long)]
     quick: bool,
+    /// Measure tallies and nothing else
+    #[arg(long)]
+    tally: bool,
 }
 
 /// How much is measured.
@@ -105,7 +111,10 @@ impl Samples {
 pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxError> {
     let size = if args.quick { QUICK } else { FULL };
     let target = Target::create(&args.store).await?;
-    let measured = measure(&target, size, &queries).await;
+    let measured = match args.tally {
+        true => tally::measure(&target, args.quick).await,
+        false => measure(&target, size, &queries).await,
+    };
     let versions = BTreeMap::from([
         ("tramline", env!("CARGO_PKG_VERSION").to_owned()),
         ("store", target.version().await?),

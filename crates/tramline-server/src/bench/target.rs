@@ -97,6 +97,24 @@ impl Target {
         Ok(Some(Writes { wal_bytes, dead_tuples }))
     }
 
+    /// What everything in it takes on disk.
+    pub(super) async fn bytes(&self) -> Result<i64, BoxError> {
+        match self {
+            Target::Sqlite { url } => {
+                let path = url.trim_start_matches("sqlite://");
+                let connection = rusqlite::Connection::open(path)?;
+                connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+                Ok(std::fs::metadata(path)?.len() as i64)
+            }
+            Target::Postgres { server, schema, .. } => {
+                let mut connection = PgConnection::connect(server).await?;
+                let sql = "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c \
+                           JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'r'";
+                Ok(sqlx::query_scalar(sql).bind(schema).fetch_one(&mut connection).await?)
+            }
+        }
+    }
+
     /// Removes the file or schema.
     pub(super) async fn remove(&self) -> Result<(), BoxError> {
         match self {

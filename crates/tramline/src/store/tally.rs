@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// The state of a row on its way out: for everybody but a sweep it does not exist.
 pub(crate) const REMOVED: i16 = 5;
+/// How long what belongs to a removed tally stays: until whoever was just acking it has ended.
+pub(crate) const GRACE: Duration = Duration::from_secs(60);
 /// The kind of note that the metadata are.
 pub(crate) const METADATA: i16 = -1;
 /// How often a sealed tally is counted anew.

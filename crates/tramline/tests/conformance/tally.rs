@@ -403,6 +403,7 @@ async fn estimated_and_exact_tallies_are_not_mixed_up(bed: Bed) {
     bed.add(exact, 1).await;
     assert_eq!(bed.try_add(estimated, 1).await.unwrap_err().kind(), Kind::Invalid);
     assert_eq!(count(&bed, exact, 1).await.unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(count(&bed, estimated, i64::MIN).await.unwrap_err().kind(), Kind::Invalid);
     assert_eq!(count(&bed, TallyId(999), 1).await.unwrap_err().kind(), Kind::NotFound);
     assert_eq!(bed.ack_all(vec![done(estimated, &[(0, 0)])]).await.results, [[unknown(1)]]);
     let counts = vec![(exact, -1), (estimated, 2), (estimated, -1)];
@@ -497,12 +498,16 @@ async fn a_removal_with_many_parts_is_done_in_steps(bed: Bed) {
         bed.ack(tally, first..=first + 4_095_999).await;
     }
     bed.pass(seconds(8 * 24 * 3600));
+    assert_eq!(bed.sweep_tallies().await.reaped, 1);
+    assert!(bed.store.tally(NameTally { tally, now: None }).await.unwrap().is_none());
+    bed.pass(seconds(60));
     let mut sweeps = 0;
     while bed.sweep_tallies().await.more {
         sweeps += 1;
         assert!(sweeps < 20);
     }
-    assert!(bed.store.tally(NameTally { tally, now: None }).await.unwrap().is_none());
+    // Were anything left to clear, sweeps would find it.
+    assert_eq!(bed.sweep_tallies().await, SweptTallies::default());
 }
 
 /// Nothing in the program makes a tally lose count. Somebody who restores a table from a backup may.

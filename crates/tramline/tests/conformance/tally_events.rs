@@ -468,6 +468,7 @@ async fn a_completion_event_survives_the_deletion_of_its_tally(bed: Bed) {
     let tally = bed.open(NewTally::new().on_complete(told("complete"))).await;
     bed.seal(tally).await;
     bed.store.delete_tally(NameTally { tally, now: bed.now() }).await.unwrap();
+    bed.pass(seconds(60));
     bed.sweep_tallies().await;
     assert_eq!(kinds(&bed).await, [Arc::from("complete")]);
     bed.sweep_tallies().await;

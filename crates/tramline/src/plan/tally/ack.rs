@@ -5,7 +5,7 @@ use crate::model::tally::part::{PART, Part, PartId};
 use crate::model::tally::{Ack, AckCount, Ending, Items, TallyItem, TallyState};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// What an ack has to know of a tally before anything is locked.
+/// What an ack has to know of a tally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Standing {
     pub(crate) state: TallyState,
@@ -15,10 +15,9 @@ pub(crate) struct Standing {
 /// Acks on their way into parts.
 #[derive(Debug)]
 pub(crate) struct Acks<'a> {
-    acks: &'a [Ack],
+    pub(super) acks: &'a [Ack],
     /// Failed items become done: an event that was dead has been replayed.
     amend: bool,
-    standings: HashMap<TallyId, Standing>,
 }
 
 /// What the row of a tally has to hear of its parts.
@@ -53,22 +52,31 @@ pub(crate) struct AckOutcome {
 }
 
 impl<'a> Acks<'a> {
-    pub(crate) fn new(acks: &'a [Ack], amend: bool, standings: HashMap<TallyId, Standing>) -> Acks<'a> {
-        Acks { acks, amend, standings }
+    pub(crate) fn new(acks: &'a [Ack], amend: bool) -> Acks<'a> {
+        Acks { acks, amend }
+    }
+
+    /// The tallies that are meant.
+    pub(crate) fn tallies(&self) -> BTreeSet<TallyId> {
+        self.acks.iter().map(|ack| ack.tally).collect()
     }
 
     /// The parts that are touched, sorted: in this order they are locked.
     pub(crate) fn parts(&self) -> BTreeSet<PartId> {
-        let live = self.acks.iter().filter(|ack| self.standing(ack.tally) == Into::Parts);
-        live.flat_map(|ack| ack.items.iter().flat_map(|items| parts_of(ack.tally, *items))).collect()
+        let parts = |ack: &'a Ack| ack.items.iter().flat_map(|items| parts_of(ack.tally, *items));
+        self.acks.iter().flat_map(parts).collect()
     }
 
-    /// Ends items in parts. `parts` holds all that exist of those that are touched, locked.
-    pub(crate) fn apply(&self, parts: &mut BTreeMap<PartId, Part>) -> AckOutcome {
+    /// Ends items in parts. `parts` holds all that exist of those that are touched, locked; `standings` the tallies that exist.
+    pub(crate) fn apply(
+        &self,
+        standings: &HashMap<TallyId, Standing>,
+        parts: &mut BTreeMap<PartId, Part>,
+    ) -> AckOutcome {
         let mut outcome = AckOutcome::default();
         let before: BTreeMap<PartId, Sums> = parts.iter().map(|(id, part)| (*id, Sums::of(part))).collect();
         for ack in self.acks {
-            let into = self.standing(ack.tally);
+            let into = Into::of(standings.get(&ack.tally));
             let counts = ack.items.iter().map(|items| match into {
                 Into::Nowhere => AckCount { unknown: items.count(), ..AckCount::default() },
                 Into::Closed => AckCount { closed: items.count(), ..AckCount::default() },
@@ -119,14 +127,6 @@ impl<'a> Acks<'a> {
         }
         sum
     }
-
-    fn standing(&self, tally: TallyId) -> Into {
-        match self.standings.get(&tally) {
-            None | Some(Standing { estimated: true, .. }) => Into::Nowhere,
-            Some(Standing { state: TallyState::Cancelled | TallyState::Expired, .. }) => Into::Closed,
-            Some(_) => Into::Parts,
-        }
-    }
 }
 
 /// Where acks of a tally go.
@@ -135,6 +135,16 @@ enum Into {
     Nowhere,
     Closed,
     Parts,
+}
+
+impl Into {
+    fn of(standing: Option<&Standing>) -> Into {
+        match standing {
+            None | Some(Standing { estimated: true, .. }) => Into::Nowhere,
+            Some(Standing { state: TallyState::Cancelled | TallyState::Expired, .. }) => Into::Closed,
+            Some(_) => Into::Parts,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

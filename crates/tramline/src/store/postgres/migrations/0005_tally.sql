@@ -86,7 +86,7 @@ CREATE INDEX tramline_tally_outbox_tally ON tramline_tally_outbox (tally);
 
 ALTER TABLE tramline_slice ADD COLUMN tallied boolean NOT NULL DEFAULT false;
 
--- Locks parts, given in sorted order without repetition, and writes those that nobody has touched before. First all that are
+-- Locks parts, given in sorted order without repetition, and writes those of live tallies that nobody has touched before. First all that are
 -- missing, then the locks, both in this order: then nobody who waits for a part holds one that a predecessor in the queue wants.
 -- Two statements: the snapshot of one would be older than what it waited for.
 CREATE FUNCTION tramline_tally_lock(of_tallies bigint[], of_parts bigint[], at_time bigint)
@@ -97,6 +97,7 @@ BEGIN
     INSERT INTO tramline_tally_part (tally, part, items, remaining, active_at)
     SELECT u.tally, u.part, n.items, n.items, at_time
     FROM unnest(of_tallies, of_parts) WITH ORDINALITY AS u(tally, part, place)
+    JOIN tramline_tally t ON t.id = u.tally AND t.state + 0 < 2
     CROSS JOIN LATERAL (SELECT e.part, e.count FROM tramline_tally_extent e
         WHERE e.tally = u.tally AND e.part <= u.part ORDER BY e.tally DESC, e.part DESC LIMIT 1) e
     CROSS JOIN LATERAL (SELECT least(e.count - (u.part - e.part) * 4096, 4096) AS items) n

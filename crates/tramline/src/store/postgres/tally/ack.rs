@@ -3,8 +3,8 @@
 use super::rows;
 use crate::error::Result;
 use crate::model::id::TallyId;
-use crate::model::tally::{Ack, TallyState};
-use crate::plan::tally::{Acks, Standing, gather};
+use crate::model::tally::Ack;
+use crate::plan::tally::{Acks, gather};
 use crate::store::postgres::rows::metas;
 use crate::store::postgres::session::{Ended, Session};
 use crate::store::verbs_tally::{AckItems, AckedItems, CompletedTally};
@@ -28,23 +28,22 @@ pub(in crate::store::postgres) async fn events_ended(
     Ok(end(session, &gather(items), true, 0).await?.news)
 }
 
-/// Ends items. With `amend`, failed ones become done. The rows of tallies are locked after all parts, and only if a part was
-/// finished or a first failure is to be told: two calls that each finish one of the last two parts meet there, and the second
-/// one sees what the first one did.
+/// Ends items. With `amend`, failed ones become done.
+///
+/// Tallies are looked at after their parts are locked: a call that is repeated because its answer was lost may meet itself, and
+/// learns here that it was the one that completed. Rows of tallies are locked after all parts, and only if a part was finished
+/// or a first failure is to be told: two calls that each finish one of the last two parts meet there, and the second one sees
+/// what the first one did.
 pub(super) async fn end(session: &mut Session<'_>, acks: &[Ack], amend: bool, by: i64) -> Result<AckedItems> {
-    let ids: BTreeSet<TallyId> = acks.iter().map(|ack| ack.tally).collect();
-    let known = rows::look(session, &ids).await?;
+    let acks = Acks::new(acks, amend);
+    let mut parts = rows::lock_parts(session, &acks.parts()).await?;
+    let known = rows::look(session, &acks.tallies()).await?;
     let mut acked = AckedItems::default();
-    for row in known.values().filter(|row| by != 0 && row.ended_by == by && row.state == TallyState::Complete)
-    {
-        // The answer was lost, and this is the call that completed it.
+    for row in known.values().filter(|row| row.was_completed_by(by)) {
         acked.completed.push(CompletedTally { id: row.id, user_key: row.user_key.clone() });
     }
-    let standing =
-        |row: &crate::plan::tally::TallyRow| Standing { state: row.state, estimated: row.estimated };
-    let acks = Acks::new(acks, amend, known.iter().map(|(id, row)| (*id, standing(row))).collect());
-    let mut parts = rows::lock_parts(session, &acks.parts()).await?;
-    let outcome = acks.apply(&mut parts);
+    let standings = known.iter().map(|(id, row)| (*id, row.standing())).collect();
+    let outcome = acks.apply(&standings, &mut parts);
     let changed: Vec<_> = outcome.changed.iter().map(|id| (*id, &parts[id])).collect();
     rows::write_parts(session, &changed).await?;
     acked.results = outcome.results;

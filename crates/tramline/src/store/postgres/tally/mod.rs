@@ -19,10 +19,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) async fn open(session: &mut Session<'_>, tally: &NewTally) -> Result<OpenedTally> {
     let hash = hash(tally);
-    if let Some(key) = tally.idempotency_key.as_deref() {
-        if let Some(known) = known(session, key, &hash).await? {
-            return Ok(known);
-        }
+    if let Some(key) = tally.idempotency_key.as_deref()
+        && let Some(known) = known(session, key, &hash).await?
+    {
+        return Ok(known);
     }
     let parent = match tally.parent {
         Some(parent) => Some(stands_for(session, parent).await?),
@@ -206,11 +206,7 @@ pub(super) async fn cancel(session: &mut Session<'_>, tally: TallyId) -> Result<
     require(session, tally).await
 }
 
-/// How many rows of a tally are removed at once; the rest is left to sweeps.
-const REMOVE: i64 = 10_000;
-
 pub(super) async fn delete(session: &mut Session<'_>, tally: TallyId) -> Result<()> {
     let row = rows::require(session, tally).await?;
-    sweep::remove(session, &[&row]).await?;
-    sweep::clear(session, tally, REMOVE).await.map(|_| ())
+    sweep::remove(session, &[&row]).await
 }

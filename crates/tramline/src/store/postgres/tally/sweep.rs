@@ -7,7 +7,7 @@ use crate::model::tally::TallyState;
 use crate::model::time::Time;
 use crate::plan::tally::{TallyRow, Unfinished};
 use crate::store::postgres::session::Session;
-use crate::store::tally::{RECOUNT, RECOUNTS, REMOVED};
+use crate::store::tally::{GRACE, RECOUNT, RECOUNTS, REMOVED};
 use crate::store::verbs_tally::{ReapTallies, ReapedTallies, SweepTallies, SweptTallies};
 use sqlx::Row;
 
@@ -104,18 +104,29 @@ pub(in crate::store::postgres) async fn reap(
         }
     }
     remove(session, &idle).await?;
-    let sql = "UPDATE tramline_tally t SET idle_since = u.active_at FROM unnest($1::bigint[], $2::bigint[]) \
-               AS u(id, active_at) WHERE t.id = u.id";
-    let (ids, times): (Vec<i64>, Vec<i64>) = active.iter().map(|(id, time)| (id.0, time.0)).unzip();
-    let query = session.query(sql).bind(ids).bind(times);
-    session.run(query).await?;
+    raise_idle(session, &active).await?;
     let more = clear_removed(session).await? || looked >= reap.limit as usize;
     let items = idle.iter().map(|row| row.total).sum();
     Ok(ReapedTallies { tallies: idle.len() as u64, items, more })
 }
 
+/// Those that are not idle are not looked at again soon.
+async fn raise_idle(session: &mut Session<'_>, active: &[(TallyId, Time)]) -> Result<()> {
+    if active.is_empty() {
+        return Ok(());
+    }
+    let sql = "UPDATE tramline_tally t SET idle_since = u.active_at FROM unnest($1::bigint[], $2::bigint[]) \
+               AS u(id, active_at) WHERE t.id = u.id";
+    let (ids, times): (Vec<i64>, Vec<i64>) = active.iter().map(|(id, time)| (id.0, time.0)).unzip();
+    let query = session.query(sql).bind(ids).bind(times);
+    session.run(query).await.map(|_| ())
+}
+
 /// When a part that is under way was touched last, for each tally.
 async fn last_active(session: &mut Session<'_>, found: &[TallyRow]) -> Result<Vec<Time>> {
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
     let sql = "SELECT coalesce(p.active_at, 0) FROM unnest($1::bigint[]) WITH ORDINALITY AS u(id, place) \
                CROSS JOIN LATERAL (SELECT max(p.active_at) AS active_at FROM tramline_tally_part p \
                    WHERE p.tally = u.id AND p.is_open) p ORDER BY u.place";
@@ -125,33 +136,37 @@ async fn last_active(session: &mut Session<'_>, found: &[TallyRow]) -> Result<Ve
 
 /// Tallies do not exist any more, but for what is left to clear and to tell.
 pub(super) async fn remove(session: &mut Session<'_>, found: &[&TallyRow]) -> Result<()> {
+    if found.is_empty() {
+        return Ok(());
+    }
     let mut outbox = Vec::new();
     found.iter().for_each(|row| row.remove(&mut outbox));
     rows::put_out(session, &outbox).await?;
-    let sql = "UPDATE tramline_tally SET state = $2 WHERE id = ANY($1)";
+    let sql = "UPDATE tramline_tally SET state = $2, idle_since = $3 WHERE id = ANY($1)";
     let ids: Vec<i64> = found.iter().map(|row| row.id.0).collect();
-    let query = session.query(sql).bind(ids).bind(REMOVED);
+    let query = session.query(sql).bind(ids).bind(REMOVED).bind(session.now.0);
     session.run(query).await.map(|_| ())
 }
 
 /// Clears what belongs to removed tallies. True if a limit was reached.
 async fn clear_removed(session: &mut Session<'_>) -> Result<bool> {
-    let sql =
-        "SELECT id FROM tramline_tally WHERE state = $1 ORDER BY state, id LIMIT 1000 FOR UPDATE SKIP LOCKED";
-    let query = session.query(sql).bind(REMOVED);
+    let sql = "SELECT id FROM tramline_tally WHERE state = $1 AND idle_since <= $2 ORDER BY state, idle_since \
+               LIMIT 1000 FOR UPDATE SKIP LOCKED";
+    let query = session.query(sql).bind(REMOVED).bind(session.now.before(GRACE).0);
+    let removed = session.all(query).await?;
     let mut left = ROWS;
-    for row in session.all(query).await? {
+    for row in &removed {
         left -= clear(session, TallyId(row.try_get(0)?), left).await?;
         if left <= 0 {
             return Ok(true);
         }
     }
-    Ok(false)
+    Ok(removed.len() == 1000)
 }
 
 /// Clears up to `limit` rows of a removed tally, and the tally itself when nothing is left and all its news are told. Gives how
 /// many rows.
-pub(super) async fn clear(session: &mut Session<'_>, tally: TallyId, limit: i64) -> Result<i64> {
+async fn clear(session: &mut Session<'_>, tally: TallyId, limit: i64) -> Result<i64> {
     let mut cleared = 0;
     for sql in [
         "DELETE FROM tramline_tally_part p USING (SELECT f.part FROM tramline_tally_part f WHERE f.tally = $1 \

@@ -30,7 +30,7 @@ CREATE INDEX tramline_tally_state ON tramline_tally (state, id);
 CREATE INDEX tramline_tally_idle ON tramline_tally (state, idle_since);
 CREATE INDEX tramline_tally_user_key ON tramline_tally (user_key, id) WHERE user_key IS NOT NULL;
 CREATE INDEX tramline_tally_expiry ON tramline_tally (expires_at) WHERE state < 2 AND expires_at IS NOT NULL;
-CREATE INDEX tramline_tally_unchecked ON tramline_tally (checked_at) WHERE state = 1;
+CREATE INDEX tramline_tally_unchecked ON tramline_tally (state, checked_at) WHERE state = 1;
 CREATE UNIQUE INDEX tramline_tally_open_key ON tramline_tally (open_key) WHERE open_key IS NOT NULL AND state < 5;
 INSERT INTO tramline_meta VALUES ('tally', 0);
 

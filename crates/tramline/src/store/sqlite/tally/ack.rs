@@ -3,13 +3,13 @@
 use super::rows;
 use crate::error::Result;
 use crate::model::id::TallyId;
+use crate::model::tally::Ack;
 use crate::model::tally::part::{Part, PartId};
-use crate::model::tally::{Ack, TallyItem, TallyState};
-use crate::plan::tally::{Acks, Standing, gather};
-use crate::store::sqlite::rows::one_chunk;
+use crate::plan::tally::{Acks, gather};
+use crate::store::sqlite::rows::one_meta;
 use crate::store::sqlite::session::{Ended, Session};
 use crate::store::verbs_tally::{AckItems, AckedItems, CompletedTally};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 pub(in crate::store::sqlite) fn ack(session: &Session<'_>, ack: &AckItems) -> Result<AckedItems> {
     end(session, &ack.acks, false, ack.by)
@@ -18,10 +18,11 @@ pub(in crate::store::sqlite) fn ack(session: &Session<'_>, ack: &AckItems) -> Re
 /// Events that are items of tallies have ended: so have the items.
 pub(in crate::store::sqlite) fn events_ended(session: &Session<'_>, ended: &[Ended]) -> Result<Vec<TallyId>> {
     let mut items = Vec::new();
-    for Ended { subscription, chunk, mask, ending } in ended {
-        let Some(row) = one_chunk(session.conn, *chunk)? else { continue };
-        let of_chunk: Vec<TallyItem> = row.items(*subscription, *mask)?;
-        items.extend(of_chunk.into_iter().map(|item| (item, *ending)));
+    for of_chunk in ended.chunk_by(|a, b| a.chunk == b.chunk) {
+        let Some(row) = one_meta(session.conn, of_chunk[0].chunk)? else { continue };
+        for Ended { subscription, mask, ending, .. } in of_chunk {
+            items.extend(row.items(*subscription, *mask)?.into_iter().map(|item| (item, *ending)));
+        }
     }
     Ok(end(session, &gather(items), true, 0)?.news)
 }
@@ -29,24 +30,23 @@ pub(in crate::store::sqlite) fn events_ended(session: &Session<'_>, ended: &[End
 /// Ends items. With `amend`, failed ones become done.
 pub(super) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> Result<AckedItems> {
     let conn = session.conn;
+    let acks = Acks::new(acks, amend);
     let mut standings = HashMap::new();
     let mut acked = AckedItems::default();
-    for tally in acks.iter().map(|ack| ack.tally).collect::<BTreeSet<TallyId>>() {
+    for tally in acks.tallies() {
         let Some(row) = rows::one(conn, tally)? else { continue };
-        if row.state == TallyState::Complete && row.ended_by == by && by != 0 {
-            // The answer was lost, and this is the call that completed it.
+        if row.was_completed_by(by) {
             acked.completed.push(CompletedTally { id: tally, user_key: row.user_key.clone() });
         }
-        standings.insert(tally, Standing { state: row.state, estimated: row.estimated });
+        standings.insert(tally, row.standing());
     }
-    let acks = Acks::new(acks, amend, standings);
     let mut parts: BTreeMap<PartId, Part> = BTreeMap::new();
     for id in acks.parts() {
         if let Some(part) = rows::part(conn, id)? {
             parts.insert(id, part);
         }
     }
-    let outcome = acks.apply(&mut parts);
+    let outcome = acks.apply(&standings, &mut parts);
     for id in &outcome.changed {
         rows::write_part(conn, *id, &parts[id], session.now)?;
     }

@@ -35,7 +35,7 @@ pub(super) fn open(session: &Session<'_>, tally: &NewTally) -> Result<OpenedTall
 /// The answer that an idempotency key already has.
 fn known(conn: &Connection, key: Option<&str>, hash: &[u8]) -> Result<Option<OpenedTally>> {
     let Some(key) = key else { return Ok(None) };
-    let Some(row) = rows::find(conn, "open_key = ?", [key])?.pop() else { return Ok(None) };
+    let Some(row) = rows::find(conn, "open_key = ? AND state < 5", [key])?.pop() else { return Ok(None) };
     let sql = "SELECT open_hash = ? FROM tramline_tally WHERE id = ?";
     let same: bool = conn.prepare_cached(sql)?.query_row(params![hash, row.id.0], |row| row.get(0))?;
     if !same {
@@ -158,11 +158,7 @@ pub(super) fn cancel(session: &Session<'_>, tally: TallyId) -> Result<Tally> {
     view(session.conn, row)
 }
 
-/// How many rows of a tally are removed at once; the rest is left to sweeps.
-const REMOVE: i64 = 10_000;
-
 pub(super) fn delete(session: &Session<'_>, tally: TallyId) -> Result<()> {
     let row = rows::require(session.conn, tally)?;
-    sweep::remove(session.conn, &row)?;
-    sweep::clear(session.conn, tally, REMOVE).map(|_| ())
+    sweep::remove(session, &row)
 }

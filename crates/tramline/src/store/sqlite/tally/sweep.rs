@@ -8,7 +8,7 @@ use crate::model::tally::part::PART;
 use crate::model::time::Time;
 use crate::plan::tally::TallyRow;
 use crate::store::sqlite::session::Session;
-use crate::store::tally::{RECOUNT, RECOUNTS, REMOVED};
+use crate::store::tally::{GRACE, RECOUNT, RECOUNTS, REMOVED};
 use crate::store::verbs_tally::{ReapTallies, ReapedTallies, SweepTallies, SweptTallies};
 use rusqlite::{Connection, params};
 
@@ -87,7 +87,7 @@ pub(in crate::store::sqlite) fn reap(session: &Session<'_>, reap: ReapTallies) -
             let parts = rows::unfinished(conn, row.id)?.active_at.unwrap_or(Time(0));
             let active_at = row.active_at.max(parts);
             if active_at < reap.idle_since {
-                remove(conn, &row)?;
+                remove(session, &row)?;
                 reaped.tallies += 1;
                 reaped.items += row.total;
             } else {
@@ -96,41 +96,43 @@ pub(in crate::store::sqlite) fn reap(session: &Session<'_>, reap: ReapTallies) -
             }
         }
     }
-    reaped.more = clear_removed(conn)? || looked >= i64::from(reap.limit);
+    reaped.more = clear_removed(session)? || looked >= i64::from(reap.limit);
     Ok(reaped)
 }
 
 /// A tally does not exist any more, but for what is left to clear and to tell.
-pub(super) fn remove(conn: &Connection, row: &TallyRow) -> Result<()> {
+pub(super) fn remove(session: &Session<'_>, row: &TallyRow) -> Result<()> {
     let mut outbox = Vec::new();
     row.remove(&mut outbox);
-    rows::put_out(conn, &outbox)?;
-    let sql = "UPDATE tramline_tally SET state = ? WHERE id = ?";
-    conn.prepare_cached(sql)?.execute([i64::from(REMOVED), row.id.0])?;
+    rows::put_out(session.conn, &outbox)?;
+    let sql = "UPDATE tramline_tally SET state = ?, idle_since = ? WHERE id = ?";
+    session.conn.prepare_cached(sql)?.execute([i64::from(REMOVED), session.now.0, row.id.0])?;
     Ok(())
 }
 
 /// Clears what belongs to removed tallies. True if a limit was reached.
-fn clear_removed(conn: &Connection) -> Result<bool> {
-    let sql = "SELECT id FROM tramline_tally WHERE state = ? ORDER BY id LIMIT 1000";
+fn clear_removed(session: &Session<'_>) -> Result<bool> {
+    let sql =
+        "SELECT id FROM tramline_tally WHERE state = ? AND idle_since <= ? ORDER BY idle_since LIMIT 1000";
     let removed: Vec<i64> = {
-        let mut statement = conn.prepare_cached(sql)?;
-        let ids = statement.query_map([i64::from(REMOVED)], |row| row.get(0))?;
+        let mut statement = session.conn.prepare_cached(sql)?;
+        let values = [i64::from(REMOVED), session.now.before(GRACE).0];
+        let ids = statement.query_map(values, |row| row.get(0))?;
         ids.collect::<rusqlite::Result<_>>()?
     };
     let mut left = ROWS;
     for id in &removed {
-        left -= clear(conn, TallyId(*id), left)?;
+        left -= clear(session.conn, TallyId(*id), left)?;
         if left <= 0 {
             return Ok(true);
         }
     }
-    Ok(false)
+    Ok(removed.len() == 1000)
 }
 
 /// Clears up to `limit` rows of a removed tally, and the tally itself when nothing is left and all its news are told. Gives how
 /// many rows.
-pub(super) fn clear(conn: &Connection, tally: TallyId, limit: i64) -> Result<i64> {
+fn clear(conn: &Connection, tally: TallyId, limit: i64) -> Result<i64> {
     let mut cleared = 0;
     for table in ["tramline_tally_part", "tramline_tally_extent"] {
         let sql = format!(
