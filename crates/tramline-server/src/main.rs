@@ -22,11 +22,18 @@ struct Cli {
     command: Command,
 }
 
+const SERVE: &str = "Examples:
+  tramline serve
+  tramline serve --config tramline.toml
+  tramline serve --listen 0.0.0.0:7070 --store postgres://tramline@db/app --tls-cert cert.pem --tls-key key.pem";
+
 #[derive(Subcommand)]
 enum Command {
     /// Serve the HTTP API.
+    #[command(after_help = SERVE)]
     Serve(config::Args),
     /// Print the settings that `serve` would use, as a TOML file with comments.
+    #[command(after_help = "Example:\n  tramline config --store postgres://tramline@db/app > tramline.toml")]
     Config(config::Args),
     /// Measure this machine and store, beside a queue of one row per job on the same server.
     Bench(bench::Args),

@@ -4,12 +4,11 @@
 
 mod node;
 
-use node::{Node, PATIENCE};
+use node::{Node, until_true};
 use serde_json::{Value, json};
 use std::io::copy;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 /// A private schema behind the URL of the test server.
 fn url() -> String {
@@ -19,14 +18,6 @@ fn url() -> String {
     format!("{server}{}schema={schema}", if server.contains('?') { '&' } else { '?' })
 }
 
-/// Looks until it is true.
-async fn until(mut look: impl AsyncFnMut() -> bool) {
-    let start = Instant::now();
-    while !look().await {
-        assert!(start.elapsed() < PATIENCE, "it never came true");
-    }
-}
-
 #[tokio::test]
 async fn two_nodes_are_one_system() {
     let url = url();
@@ -34,8 +25,8 @@ async fn two_nodes_are_one_system() {
     first.put("/v1/subscriptions/s", json!({"topics": ["t"], "ordering": "key"})).await;
     let claim = second.post("/v1/subscriptions/s/claim", json!({"worker": "w", "wait_ms": 30_000}));
     let emit = async {
-        until(async || {
-            let metrics = second.http.get(second.url("/metrics")).send().await.unwrap().text().await.unwrap();
+        until_true(async || {
+            let metrics = second.metrics().await;
             metrics.contains("tramline_store_seconds_count{verb=\"claim\"}")
         })
         .await;
@@ -47,6 +38,15 @@ async fn two_nodes_are_one_system() {
     let result = json!({"id": event["id"], "lease": event["lease"], "outcome": "done"});
     let settled = first.post("/v1/subscriptions/s/settle", json!({"results": [result]})).await;
     assert_eq!(settled["results"][0]["status"], "settled");
+    // Who claims from one node is seen by the other.
+    until_true(async || {
+        let workers = first.get("/v1/workers").await;
+        let items = workers["items"].as_array().unwrap();
+        items
+            .iter()
+            .any(|it| it["name"] == "w" && it["kind"] == "http" && it["subscriptions"] == json!(["s"]))
+    })
+    .await;
     // A token of one node is known to the other, and so is its end.
     let token = first.post("/v1/tokens", json!({"name": "a", "scopes": ["admin"]})).await;
     let secret = token["token"].as_str().unwrap();
@@ -57,11 +57,11 @@ async fn two_nodes_are_one_system() {
         }
         request.send().await.unwrap().status().as_u16()
     };
-    until(async || status(&second, Some(secret)).await == 200).await;
-    until(async || status(&second, None).await == 401).await;
+    until_true(async || status(&second, Some(secret)).await == 200).await;
+    until_true(async || status(&second, None).await == 401).await;
     let dropped = second.http.delete(second.url("/v1/tokens/a")).bearer_auth(secret).send().await.unwrap();
     assert_eq!(dropped.status(), 204);
-    until(async || status(&first, None).await == 200).await;
+    until_true(async || status(&first, None).await == 200).await;
 }
 
 /// A way to the server that can be cut.
@@ -143,7 +143,7 @@ async fn while_the_database_is_gone_nothing_is_acknowledged_and_then_it_goes_on(
     assert_eq!(ready.status(), 503);
     assert_eq!(ready.headers()["retry-after"], "1");
     way.mend();
-    until(async || {
+    until_true(async || {
         let (status, text) = emit().await;
         if status == 201 {
             remember(&text);
@@ -154,4 +154,60 @@ async fn while_the_database_is_gone_nothing_is_acknowledged_and_then_it_goes_on(
     let stored = node.get("/v1/topics/t/events?limit=1000").await;
     let ids: Vec<&Value> = stored["items"].as_array().unwrap().iter().map(|event| &event["id"]).collect();
     assert!(acknowledged.iter().all(|id| ids.contains(&id)), "{acknowledged:?} in {ids:?}");
+}
+
+/// The id that a message of a stream ends with, and whether it had an event.
+fn messages(text: &str) -> Vec<(i64, bool)> {
+    let whole = text.split_inclusive("\n\n").filter(|message| message.ends_with("\n\n"));
+    let ids = whole.filter_map(|message| Some((message.strip_prefix("id: ")?, message.contains("\ndata: "))));
+    ids.map(|(rest, event)| (rest.split('\n').next().unwrap().parse().unwrap(), event)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_of_one_node_gets_all_that_is_emitted_at_another_and_comes_back_to_where_it_was() {
+    const EMITTERS: usize = 4;
+    const EMITS: usize = 25;
+    let url = url();
+    let (first, second) = (Arc::new(Node::start(&["--store", &url])), Node::start(&["--store", &url]));
+    first.post("/v1/topics/t/events", json!({"payload": "before"})).await;
+    let open = async |last: Option<i64>| {
+        let request = second.http.get(second.url("/v1/topics/t/events?after=now"));
+        let request = request.header("accept", "text/event-stream");
+        let request = last.into_iter().fold(request, |it, last| it.header("last-event-id", last.to_string()));
+        request.send().await.unwrap()
+    };
+    let mut stream = open(None).await;
+    let emitters: Vec<_> = (0..EMITTERS)
+        .map(|number| {
+            let first = first.clone();
+            tokio::spawn(async move {
+                let mut ids = Vec::new();
+                for _ in 0..EMITS {
+                    let event = json!({"payload": 1, "key": format!("k{number}")});
+                    let emitted = first.post("/v1/topics/t/events", event).await;
+                    ids.push(emitted["events"][0]["id"].as_str().unwrap().parse::<i64>().unwrap());
+                }
+                ids
+            })
+        })
+        .collect();
+    let (mut seen, mut last) = (Vec::new(), None);
+    while seen.len() < EMITTERS * EMITS {
+        let mut text = String::new();
+        // Cut off after a few messages, also after the one that only says where the stream began.
+        while messages(&text).len() < 1 + seen.len() % 9 {
+            text += std::str::from_utf8(&stream.chunk().await.unwrap().unwrap()).unwrap();
+        }
+        for (id, event) in messages(&text) {
+            last = Some(id);
+            seen.extend(event.then_some(id));
+        }
+        stream = open(last).await;
+    }
+    let mut emitted = Vec::new();
+    for emitter in emitters {
+        emitted.extend(emitter.await.unwrap());
+    }
+    emitted.sort_unstable();
+    assert_eq!(seen, emitted);
 }

@@ -4,7 +4,7 @@
 
 mod node;
 
-use node::{Node, PATIENCE, answer, refused, until};
+use node::{Launch, Node, PATIENCE, PROGRAM, answer, refused, until};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,16 +27,13 @@ async fn it_serves_out_of_the_box_and_stops_when_asked() {
 
 #[tokio::test]
 async fn what_was_acknowledged_outlives_a_kill() {
-    let node = Node::start(&[]);
+    let mut node = Node::start(&[]);
     node.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
     for number in 0..50 {
         node.post("/v1/topics/t/events", json!({"payload": number})).await;
     }
-    node.signal("-KILL");
-    let mut node = node;
-    node.child.wait().unwrap();
-    let directory = std::mem::replace(&mut node.directory, tempfile::tempdir().unwrap());
-    let node = Node::start_in(directory, &[], &[]);
+    node.kill();
+    node.start_again().await;
     let claimed = node.post("/v1/subscriptions/s/claim", json!({"max_events": 100})).await;
     assert_eq!(claimed["events"].as_array().unwrap().len(), 50);
 }
@@ -55,7 +52,7 @@ async fn a_drain_answers_those_who_wait_and_ends_those_who_follow() {
         tokio::join!(node.post("/v1/subscriptions/s/claim", json!({"wait_ms": 60_000})), async {
             // It waits once the metrics show a second claim.
             loop {
-                let metrics = node.http.get(node.url("/metrics")).send().await.unwrap().text().await.unwrap();
+                let metrics = node.metrics().await;
                 if metrics.contains("tramline_store_seconds_count{verb=\"claim\"} 2") {
                     break;
                 }
@@ -77,7 +74,7 @@ async fn who_leaves_while_waiting_gets_nothing() {
     let head = "POST /v1/subscriptions/s/claim HTTP/1.1\r\nhost: localhost\r\n";
     write!(socket, "{head}content-length: {}\r\n\r\n{claim}", claim.len()).unwrap();
     let waits = async |connections: &str| loop {
-        let metrics = node.http.get(node.url("/metrics")).send().await.unwrap().text().await.unwrap();
+        let metrics = node.metrics().await;
         let claimed = metrics.contains("tramline_store_seconds_count{verb=\"claim\"}");
         if claimed && metrics.contains(&format!("tramline_http_connections {connections}\n")) {
             break;
@@ -107,8 +104,8 @@ fn wrong_settings_are_told() {
 
 #[tokio::test]
 async fn with_a_root_token_it_serves_the_world() {
-    let environment = [("TRAMLINE_ROOT_TOKEN", "a-long-root-token")];
-    let node = Node::start_in(tempfile::tempdir().unwrap(), &["--listen", "0.0.0.0:0"], &environment);
+    let launch = Launch::with(&["--listen", "0.0.0.0:0"]).env("TRAMLINE_ROOT_TOKEN", "a-long-root-token");
+    let node = launch.start();
     let topics = node.http.get(node.url("/v1/topics"));
     assert_eq!(topics.try_clone().unwrap().send().await.unwrap().status(), 401);
     answer(topics.bearer_auth("a-long-root-token").send().await.unwrap()).await;
@@ -118,7 +115,7 @@ async fn with_a_root_token_it_serves_the_world() {
 fn settings_come_from_a_file_and_are_printed() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("t.toml"), "max_waiting = 7\n").unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tramline"));
+    let mut command = Command::new(PROGRAM);
     command.current_dir(directory.path()).env("TRAMLINE_MAX_BODY", "1234");
     let output = command.args(["config", "--config", "t.toml", "--drain-ms", "5"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

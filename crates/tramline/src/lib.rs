@@ -44,7 +44,7 @@ pub use model::retry::{Backoff, Retry};
 pub use model::rule::{AuditEntry, Rule, RuleKind};
 pub use model::status::{Counts, Status};
 pub use model::subscription::{
-    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, WhileRetrying,
+    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, TopicSettings, WhileRetrying,
 };
 pub use model::tally::{Ack, AckCount, Added, Ending, Items, NewTally, Parent, Tally, TallyItem, TallyState};
 pub use model::time::Time;

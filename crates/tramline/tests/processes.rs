@@ -15,7 +15,7 @@ use support::{START, until};
 use tokio::sync::mpsc;
 use tramline::{
     Clock, Context, Counts, Event, EventId, ManualClock, NoHooks, Options, Result, Retry, Shutdown,
-    StoredEvent, Tramline, Worker,
+    StoredEvent, TopicSettings, Tramline, Worker,
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -105,7 +105,7 @@ async fn a_follower_in_another_process_sees_every_event_as_it_comes() {
     for place in PLACES {
         let world = World::new(place).await;
         let (emitter, reader) = (world.process().await, world.process().await);
-        emitter.put_topic("t", None, None).await.unwrap();
+        emitter.put_topic("t", TopicSettings::default()).await.unwrap();
         let mut follow = reader.follow("t", EventId(0));
         for n in 0..20 {
             let id = emitter.emit(event(n)).await.unwrap().id();

@@ -173,6 +173,8 @@ impl Backlog {
     async fn remove(self) -> Result<(), BoxError> {
         self.tram.delete_subscription(&self.name).await?;
         self.tram.delete_topic(&self.name).await?;
+        // What is left of it must not be removed while the next figure is measured.
+        while self.tram.sweep().await?.more {}
         self.tram.close().await;
         Ok(())
     }

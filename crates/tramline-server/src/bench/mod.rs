@@ -42,9 +42,32 @@ pub(crate) struct Args {
     /// Fewer events: done within 90 seconds
     #[arg(long)]
     quick: bool,
-    /// Measure tallies and nothing else
-    #[arg(long)]
-    tally: bool,
+    /// Only these parts
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+}
+
+/// What can be measured by itself.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// The row loop and one durable commit: what the rest is compared with.
+    Rows,
+    /// Single emits.
+    Emit,
+    /// Emits in bulk and workers without order.
+    Drain,
+    /// Workers with order.
+    Keyed,
+    /// From emit to handler.
+    Latency,
+    /// Small and large backlogs.
+    Backlog,
+    /// Statements, writes, idling and memory.
+    Cost,
+    /// The server.
+    Http,
+    /// Tallies; only when named.
+    Tally,
 }
 
 /// How much is measured.
@@ -59,6 +82,8 @@ pub(super) struct Size {
     pub(super) handovers: usize,
     pub(super) backlog: usize,
     pub(super) idle: Duration,
+    /// Items of a tally, on SQLite and on servers.
+    pub(super) tallied: [u64; 2],
 }
 
 const FULL: Size = Size {
@@ -68,6 +93,7 @@ const FULL: Size = Size {
     handovers: 2000,
     backlog: 10_000_000,
     idle: Duration::from_secs(10),
+    tallied: [100_000_000, 10_000_000],
 };
 const QUICK: Size = Size {
     rounds: 3,
@@ -76,6 +102,7 @@ const QUICK: Size = Size {
     handovers: 500,
     backlog: 1_000_000,
     idle: Duration::from_secs(4),
+    tallied: [10_000_000, 2_000_000],
 };
 
 /// The size of a payload, in bytes.
@@ -111,10 +138,9 @@ impl Samples {
 pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxError> {
     let size = if args.quick { QUICK } else { FULL };
     let target = Target::create(&args.store).await?;
-    let measured = match args.tally {
-        true => tally::measure(&target, args.quick).await,
-        false => measure(&target, size, &queries).await,
-    };
+    let named = |part| args.only.contains(&part);
+    let wanted = |part| named(part) || (args.only.is_empty() && part != Part::Tally);
+    let measured = measure(&target, size, &queries, wanted).await;
     let versions = BTreeMap::from([
         ("tramline", env!("CARGO_PKG_VERSION").to_owned()),
         ("store", target.version().await?),
@@ -132,23 +158,49 @@ pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxErro
 }
 
 /// The rounds of the row loop and of Tramline alternate, so that both meet the same machine.
-async fn measure(target: &Target, size: Size, queries: &QueryCounter) -> Result<Samples, BoxError> {
+async fn measure(
+    target: &Target,
+    size: Size,
+    queries: &QueryCounter,
+    wanted: impl Fn(Part) -> bool,
+) -> Result<Samples, BoxError> {
     let mut samples = Samples::default();
     for round in 0..size.rounds {
-        row_loop(target, size, &mut samples).await?;
-        emit::singles(target, size, round, &mut samples).await?;
-        drain::bulk(target, size, round, &mut samples).await?;
-        drain::keyed(target, size, round, &mut samples).await?;
-        latency::measure(target, size, round, &mut samples).await?;
-        drain::backlog_small(target, round, &mut samples).await?;
+        if wanted(Part::Rows) {
+            row_loop(target, size, &mut samples).await?;
+        }
+        if wanted(Part::Emit) {
+            emit::singles(target, size, round, &mut samples).await?;
+        }
+        if wanted(Part::Drain) {
+            drain::bulk(target, size, round, &mut samples).await?;
+        }
+        if wanted(Part::Keyed) {
+            drain::keyed(target, size, round, &mut samples).await?;
+        }
+        if wanted(Part::Latency) {
+            latency::measure(target, size, round, &mut samples).await?;
+        }
+        if wanted(Part::Backlog) {
+            drain::backlog_small(target, round, &mut samples).await?;
+        }
     }
-    drain::backlog_large(target, size, &mut samples).await?;
-    drain::statements(target, size, queries, &mut samples).await?;
-    samples.add("idle_cpu_percent", process::idle_cpu(target, size.idle).await?);
-    samples.add("peak_rss_mb", process::peak_rss_mb()?);
-    // After the memory of the library was read: the clients are part of this process.
-    for round in 0..size.rounds {
-        http::measure(target, size, round, &mut samples).await?;
+    if wanted(Part::Backlog) {
+        drain::backlog_large(target, size, &mut samples).await?;
+    }
+    if wanted(Part::Cost) {
+        drain::statements(target, size, queries, &mut samples).await?;
+        samples.add("idle_cpu_percent", process::idle_cpu(target, size.idle).await?);
+        samples.add("peak_rss_mb", process::peak_rss_mb()?);
+    }
+    if wanted(Part::Http) {
+        // After the memory of the library was read: the clients are part of this process.
+        for round in 0..size.rounds {
+            http::measure(target, size, round, &mut samples).await?;
+        }
+    }
+    if wanted(Part::Tally) {
+        tally::measure(target, size, &mut samples).await?;
     }
     Ok(samples)
 }

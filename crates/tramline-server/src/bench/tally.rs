@@ -2,7 +2,7 @@
 
 use super::row::{BoxError, rate};
 use super::target::Target;
-use super::{Samples, tally_row};
+use super::{Samples, Size, tally_row};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,20 +22,10 @@ const UNIT: usize = 1_000;
 /// How often a tally is looked at.
 const LOOKS: usize = 21;
 
-/// How many items are tallied.
-pub(super) fn items(target: &Target, quick: bool) -> u64 {
-    match (target, quick) {
-        (Target::Sqlite { .. }, false) => 100_000_000,
-        (Target::Sqlite { .. }, true) => 10_000_000,
-        (Target::Postgres { .. }, false) => 10_000_000,
-        (Target::Postgres { .. }, true) => 2_000_000,
-    }
-}
-
 /// Measures everything once: the numbers are large enough to be stable.
-pub(super) async fn measure(target: &Target, quick: bool) -> Result<Samples, BoxError> {
-    let items = items(target, quick);
-    let mut samples = Samples::default();
+pub(super) async fn measure(target: &Target, size: Size, samples: &mut Samples) -> Result<(), BoxError> {
+    let [on_file, on_server] = size.tallied;
+    let items = if matches!(target, Target::Sqlite { .. }) { on_file } else { on_server };
     samples.add("tally_items", items as f64);
     let tram = target.open().await?;
     let before = target.bytes().await?;
@@ -44,18 +34,18 @@ pub(super) async fn measure(target: &Target, quick: bool) -> Result<Samples, Box
     tram.tallies().add(tally, items).await?;
     samples.add("tally_add_once_ms", start.elapsed().as_secs_f64() * 1e3);
     tram.tallies().seal(tally, Some(items)).await?;
-    ack_in_order(&tram, tally, items, &mut samples).await?;
+    ack_in_order(&tram, tally, items, samples).await?;
     samples.add("tally_bytes_per_item", (target.bytes().await? - before) as f64 / items as f64);
-    touch_everything(target, &tram, items, &mut samples).await?;
-    add_in_chunks(&tram, items, &mut samples).await?;
-    drain(&tram, &mut samples).await?;
+    touch_everything(target, &tram, items, samples).await?;
+    add_in_chunks(&tram, items, samples).await?;
+    drain(&tram, samples).await?;
     tram.close().await;
     let rows = tally_row::run(target, ROWS, CALLERS).await?;
     samples.add("tally_row_add_items", rows.add);
     samples.add("tally_row_ack_items", rows.ack);
     samples.add("tally_row_get_ms", rows.get_ms);
     samples.add("tally_row_bytes_per_item", rows.bytes_per_item);
-    Ok(samples)
+    Ok(())
 }
 
 /// `tally_add_items`: in chunks of 10,000, as Carlyle's clients add.

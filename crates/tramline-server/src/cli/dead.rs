@@ -1,15 +1,19 @@
 //! `tramline dead`: what failed for good.
 
-use super::Cx;
 use super::failure::Failure;
 use super::list::next;
 use super::print::{Column, cell};
 use super::value;
+use super::{Cx, help};
 use serde_json::{Value, json};
 
 pub(crate) const EXAMPLES: &str = "  tramline dead list emails
   tramline dead replay emails 4711 4712
   tramline dead drop emails --since 2030-01-31T12:00:00Z";
+const LIST: &str = "  tramline dead list emails --limit 20\n  tramline dead list emails --json | jq .error";
+const REPLAY: &str = "  tramline dead replay emails 4711 4712\n  tramline dead replay emails --all";
+const DROP: &str =
+    "  tramline dead drop emails 4711\n  tramline dead drop emails --since 2030-01-31T12:00:00Z";
 
 /// What the command takes.
 #[derive(clap::Args)]
@@ -21,6 +25,7 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Verb {
     /// List dead events with their errors
+    #[command(after_help = help(LIST))]
     List {
         /// The subscription
         name: String,
@@ -28,6 +33,7 @@ enum Verb {
         page: Page,
     },
     /// Run dead events again
+    #[command(after_help = help(REPLAY))]
     Replay {
         /// The subscription
         name: String,
@@ -35,6 +41,7 @@ enum Verb {
         which: Which,
     },
     /// Forget dead events
+    #[command(after_help = help(DROP))]
     Drop {
         /// The subscription
         name: String,

@@ -32,6 +32,7 @@ const TOPIC: &[Column] = &[
     ("TOPIC", |topic| cell(&topic["name"])),
     ("LANES", |topic| cell(&topic["lanes"])),
     ("RETENTION", |topic| duration(&topic["retention_ms"])),
+    ("OWNER", |topic| cell(&topic["owner"])),
     ("CREATED", |topic| cell(&topic["created_at"])),
 ];
 

@@ -1,13 +1,17 @@
 //! `tramline parked`: keys that wait for an event that failed.
 
-use super::Cx;
 use super::dead::{Page, list};
 use super::failure::Failure;
 use super::print::{Column, cell};
+use super::{Cx, help};
 use serde_json::{Value, json};
 
 pub(crate) const EXAMPLES: &str = "  tramline parked list emails
   tramline parked release emails order:42
+  tramline parked release emails --all";
+const LIST: &str = "  tramline parked list emails --json";
+const RELEASE: &str = "  tramline parked release emails order:42 order:43
+  tramline parked release emails order:42 --topic orders
   tramline parked release emails --all";
 
 /// What the command takes.
@@ -20,6 +24,7 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Verb {
     /// List parked keys and what blocks them
+    #[command(after_help = help(LIST))]
     List {
         /// The subscription
         name: String,
@@ -27,6 +32,7 @@ enum Verb {
         page: Page,
     },
     /// Let keys go on
+    #[command(after_help = help(RELEASE))]
     Release {
         /// The subscription
         name: String,

@@ -13,6 +13,9 @@ pub(crate) struct Parser {
     rest: Vec<u8>,
     event: String,
     data: Vec<String>,
+    /// Of the message that is being read, and of the last one that was read whole.
+    next_id: Option<String>,
+    id: Option<String>,
 }
 
 impl Parser {
@@ -30,8 +33,14 @@ impl Parser {
         messages
     }
 
+    /// Where the stream has come to. A message without data may say so, too.
+    pub(crate) fn id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
+
     fn line(&mut self, line: &str) -> Option<Message> {
         if line.is_empty() {
+            self.id = self.next_id.take().or(self.id.take());
             let event = std::mem::take(&mut self.event);
             let data = std::mem::take(&mut self.data);
             return (!data.is_empty()).then(|| Message { event, data: data.join("\n") });
@@ -39,6 +48,7 @@ impl Parser {
         let (field, value) = line.split_once(':').unwrap_or((line, ""));
         let value = value.strip_prefix(' ').unwrap_or(value);
         match field {
+            "id" => self.next_id = Some(value.to_owned()),
             "event" => value.clone_into(&mut self.event),
             "data" => self.data.push(value.to_owned()),
             _ => {}
@@ -64,6 +74,17 @@ mod tests {
             let mut messages = parser.feed(&stream[..cut]);
             messages.extend(parser.feed(&stream[cut..]));
             assert_eq!(messages, expected, "cut at {cut}");
+            assert_eq!(parser.id(), Some("7"), "cut at {cut}");
         }
+    }
+
+    /// Whoever went on after half a message would miss it.
+    #[test]
+    fn only_whole_messages_tell_where_the_stream_has_come_to() {
+        let mut parser = Parser::default();
+        assert_eq!(parser.feed(b"id: 5\n\nid: 6\ndata: x\n"), []);
+        assert_eq!(parser.id(), Some("5"));
+        assert_eq!(parser.feed(b"\n").len(), 1);
+        assert_eq!(parser.id(), Some("6"));
     }
 }

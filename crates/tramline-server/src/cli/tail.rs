@@ -11,6 +11,7 @@ use reqwest::Method;
 use serde_json::Value;
 
 pub(crate) const EXAMPLES: &str = "  tramline tail orders
+  tramline tail orders --from-now
   tramline tail orders --after 4711 --key order:42
   tramline tail orders --count 1 --json | jq .payload";
 
@@ -25,6 +26,9 @@ pub(crate) struct Args {
     /// Only events after this one; all that are kept unless set
     #[arg(long, value_name = "ID")]
     after: Option<String>,
+    /// Only events that come from now on
+    #[arg(long, conflicts_with = "after")]
+    from_now: bool,
     /// End after this many events
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -32,7 +36,7 @@ pub(crate) struct Args {
 
 /// Where the stream has come to.
 struct Place {
-    /// The last event that was shown.
+    /// The last event that was shown, or where the server began.
     after: Option<String>,
     /// How many are still wanted.
     left: Option<u64>,
@@ -40,7 +44,8 @@ struct Place {
 
 /// `tramline tail`.
 pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
-    let mut place = Place { after: args.after.clone(), left: args.count };
+    let after = if args.from_now { Some("now".to_owned()) } else { args.after.clone() };
+    let mut place = Place { after, left: args.count };
     let mut outage = Outage::default();
     while place.left != Some(0) {
         if let Err(failure) = follow(&cx, &args, &mut place, &mut outage).await {
@@ -69,6 +74,7 @@ async fn follow(cx: &Cx, args: &Args, place: &mut Place, outage: &mut Outage) ->
                 return Ok(());
             }
         }
+        place.after = parser.id().map(str::to_owned).or(place.after.take());
     }
     let mut ended = Failure::new(Exit::Unreachable, "the server ended the stream");
     ended.again = Some(super::failure::Again::Soon);
@@ -77,8 +83,6 @@ async fn follow(cx: &Cx, args: &Args, place: &mut Place, outage: &mut Outage) ->
 
 fn show(cx: &Cx, message: &Message, place: &mut Place) -> Result<(), Failure> {
     let Ok(event) = serde_json::from_str::<Value>(&message.data) else { return Ok(()) };
-    let Some(id) = event["id"].as_str() else { return Ok(()) };
-    place.after = Some(id.to_owned());
     place.left = place.left.map(|left| left - 1);
     let colour = cx.print.terminal();
     if cx.print.json() { cx.print.text(&message.data) } else { cx.print.text(&line(&event, colour)) }

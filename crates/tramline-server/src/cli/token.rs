@@ -1,16 +1,21 @@
 //! `tramline token`: who may do what.
 
-use super::Cx;
 use super::failure::Failure;
 use super::list::all;
 use super::print::{Column, cell};
 use super::value;
+use super::{Cx, help};
 use clap::ValueEnum;
 use serde_json::json;
 
 pub(crate) const EXAMPLES: &str = "  tramline token create shop --scope publish --topic 'orders'
   tramline token list
   tramline token drop shop";
+const CREATE: &str = "  tramline token create shop --scope publish --topic 'orders'
+  tramline token create ci --scope publish --scope consume --expires 2030-01-31T12:00:00Z
+  tramline token create acme --scope manage --topic 'acme/**' --subscription 'acme/**'";
+const LIST: &str = "  tramline token list --json | jq -r .name";
+const DROP: &str = "  tramline token drop shop";
 
 /// What the command takes.
 #[derive(clap::Args)]
@@ -22,10 +27,13 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Verb {
     /// Create a token and print it; it is not shown again
+    #[command(after_help = help(CREATE))]
     Create(Create),
     /// List tokens, without their secrets
+    #[command(after_help = help(LIST))]
     List,
     /// Drop a token: it is refused from now on
+    #[command(after_help = help(DROP))]
     Drop {
         /// The token
         name: String,

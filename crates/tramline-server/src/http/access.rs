@@ -13,8 +13,8 @@ use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 use tramline::{Store, Time};
 
-/// How often tokens are read again, so that all nodes know of changes.
-const EVERY: Duration = Duration::from_secs(2);
+/// How often nodes tell each other of tokens and workers, through the store.
+pub(crate) const EVERY: Duration = Duration::from_secs(2);
 
 /// The tokens of the store, and the root token.
 pub(crate) struct Access {
@@ -129,13 +129,10 @@ impl Access {
         }
     }
 
-    /// Keeps tokens current and records their use, until it is dropped.
+    /// Keeps tokens current, and records their use.
     pub(crate) async fn keep_current(&self) {
-        loop {
-            tokio::time::sleep(EVERY).await;
-            self.read_again().await;
-            self.write_uses().await;
-        }
+        self.read_again().await;
+        self.write_uses().await;
     }
 
     /// Records when tokens were used since the last time.

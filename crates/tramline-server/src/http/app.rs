@@ -1,7 +1,7 @@
 //! What all handlers share.
 
 use crate::config::Config;
-use crate::http::access::Access;
+use crate::http::access::{self, Access};
 use crate::http::body;
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Answer, Problem};
@@ -60,6 +60,15 @@ impl App {
             known: Mutex::default(),
             config,
         })
+    }
+
+    /// Tells the other nodes what this one knows, and learns from them, until it is dropped.
+    pub(crate) async fn keep_current(&self) {
+        loop {
+            tokio::time::sleep(access::EVERY).await;
+            self.access.keep_current().await;
+            self.workers.tell(&self.tram).await;
+        }
     }
 
     /// The body of a request, within the limits of size and time.

@@ -1,5 +1,6 @@
 //! Request bodies: read within limits of size and time, decompressed where need be.
 
+use crate::http::json::Object;
 use crate::http::problem::{Answer, Problem};
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -118,7 +119,7 @@ fn check(size: usize, limit: usize) -> Answer<()> {
 /// The value in a JSON body. An empty body stands for an empty object.
 pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
     let body = if body.trim_ascii().is_empty() { b"{}" } else { body };
-    Ok(serde_json::from_slice(body)?)
+    Ok(serde_json::from_slice::<Object<T>>(body)?.0)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use crate::http::problem::{Answer, Problem};
 use axum::extract::FromRequestParts;
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use std::collections::HashSet;
 use std::sync::Arc;
 use tramline::{Pattern, Scope, Subscription, Time, Token};
 
@@ -96,8 +97,9 @@ impl Caller {
             && subscription.topics.iter().all(|topic| self.sees_topic(topic))
     }
 
-    pub(crate) fn sees_subscription_named(&self, name: &str) -> bool {
-        matches(&self.0.subscriptions, name)
+    /// The names of those of these subscriptions that may be told.
+    pub(crate) fn visible(&self, all: &[Subscription]) -> HashSet<Arc<str>> {
+        all.iter().filter(|one| self.sees(one)).map(|one| one.name.clone()).collect()
     }
 }
 

@@ -8,6 +8,7 @@ use crate::http::json::{EventOut, Id, When};
 use crate::http::limits::Slot;
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use crate::http::subscriptions::named;
 use axum::Extension;
 use axum::body::Body;
@@ -40,13 +41,17 @@ pub(crate) const CONSUME: &[Scope] = &[Scope::Consume];
 pub(crate) struct ClaimIn {
     /// Who takes it, for those who look
     #[serde(default)]
+    #[schema(max_length = 200, pattern = "^[^\\u0000]*$")]
     worker: String,
     /// At most this many; one unless set
+    #[schema(minimum = 1, maximum = 10000)]
     max_events: Option<u32>,
     /// For how long; as the subscription says, or 60 s
+    #[schema(minimum = 50, maximum = 86400000)]
     lease_ms: Option<u64>,
     /// How long to wait if there is nothing
     #[serde(default)]
+    #[schema(maximum = 86400000)]
     wait_ms: u64,
 }
 
@@ -77,7 +82,7 @@ pub(crate) struct ClaimOut<'a> {
 }
 
 /// Takes events for a limited time. If there are none, waits for some up to `wait_ms`.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/claim", tag = "claims", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/claim", tag = "claims", params(("name" = schema::Name, Path)),
     request_body = ClaimIn, responses((status = 200, body = Claims<'static>)), security(("token" = ["consume"])))]
 pub(crate) async fn claim(
     State(app): State<Shared>,
@@ -99,7 +104,7 @@ pub(crate) async fn claim(
         max_bytes: MAX_BYTES,
         lease: claim.lease_ms.map(Duration::from_millis).or(policy.lease).or(Some(LEASE)),
     };
-    app.workers.claims(&claim.worker, &subscription.name, take.owner);
+    app.workers.claims(&claim.worker, subscription.id, take.owner);
     // A claim that waits does no work; it must not take the place of one that does.
     let seat = if claim.wait_ms > 0 { app.waiting.clone().try_acquire_owned().ok() } else { None };
     if seat.is_some() {

@@ -6,6 +6,7 @@ use crate::http::caller::Caller;
 use crate::http::json::{When, ok};
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use crate::http::subscriptions::named;
 use axum::body::Body;
 use axum::extract::State;
@@ -23,6 +24,7 @@ const MAX_REASON: usize = 1_000;
 #[serde(deny_unknown_fields)]
 pub(crate) struct RuleIn {
     #[serde(default)]
+    #[schema(max_length = 1000, pattern = "^[^\\u0000]*$")]
     reason: String,
     /// When it ends by itself
     until: Option<When>,
@@ -31,7 +33,6 @@ pub(crate) struct RuleIn {
 /// A rule in force.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct RuleOut {
-    #[schema(value_type = String, example = "pause")]
     kind: RuleKind,
     by: String,
     reason: String,
@@ -67,7 +68,7 @@ enum Act {
 }
 
 /// Stops a subscription until it is resumed, or until a time. Events are kept; running ones go on.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/pause", tag = "rules", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/pause", tag = "rules", params(("name" = schema::Name, Path)),
     request_body = RuleIn, responses((status = 200, body = Rules)), security(("token" = ["manage"])))]
 pub(crate) async fn pause(
     State(app): State<Shared>,
@@ -80,7 +81,7 @@ pub(crate) async fn pause(
 }
 
 /// Removes a pause. A block stays.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/resume", tag = "rules", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/resume", tag = "rules", params(("name" = schema::Name, Path)),
     request_body = RuleIn, responses((status = 200, body = Rules)), security(("token" = ["manage"])))]
 pub(crate) async fn resume(
     State(app): State<Shared>,
@@ -93,7 +94,7 @@ pub(crate) async fn resume(
 }
 
 /// An admin stops a subscription until it is unblocked, or until a time.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/block", tag = "rules", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/block", tag = "rules", params(("name" = schema::Name, Path)),
     request_body = RuleIn, responses((status = 200, body = Rules)), security(("token" = ["admin"])))]
 pub(crate) async fn block(
     State(app): State<Shared>,
@@ -106,7 +107,7 @@ pub(crate) async fn block(
 }
 
 /// Removes a block. A pause stays.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/unblock", tag = "rules", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/unblock", tag = "rules", params(("name" = schema::Name, Path)),
     request_body = RuleIn, responses((status = 200, body = Rules)), security(("token" = ["admin"])))]
 pub(crate) async fn unblock(
     State(app): State<Shared>,

@@ -3,9 +3,10 @@
 use crate::http::app::Shared;
 use crate::http::body;
 use crate::http::caller::Caller;
-use crate::http::json::{EventOut, Id, List, When, ok};
-use crate::http::params::{Name, Page, Params};
+use crate::http::json::{EventOut, Id, List, Object, When, ok};
+use crate::http::params::{IdPage, Name, Params};
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use crate::http::subscriptions::named;
 use axum::body::Body;
 use axum::extract::State;
@@ -47,16 +48,16 @@ impl<'a> From<&'a DeadEvent> for DeadOut<'a> {
 }
 
 /// Dead and held events, by id.
-#[utoipa::path(get, path = "/v1/subscriptions/{name}/dead", tag = "dead", params(("name" = String, Path), Page),
+#[utoipa::path(get, path = "/v1/subscriptions/{name}/dead", tag = "dead", params(("name" = schema::Name, Path), IdPage),
     responses((status = 200, body = List<DeadOut<'static>>)), security(("token" = ["manage"])))]
 pub(crate) async fn dead(
     State(app): State<Shared>,
     caller: Caller,
     name: Name,
-    Params(page): Params<Page>,
+    Params(page): Params<IdPage>,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, name).await?;
-    let dead = app.ask(app.tram.dead(&subscription.name, page.after_id()?, page.limit())).await?;
+    let dead = app.ask(app.tram.dead(&subscription.name, page.after()?, page.limit())).await?;
     let next =
         dead.last().filter(|_| dead.len() == page.limit() as usize).map(|last| last.event.id.to_string());
     Ok(ok(List { items: dead.iter().map(DeadOut::from).collect(), next }).into_response())
@@ -65,7 +66,9 @@ pub(crate) async fn dead(
 /// Which dead events.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(max_properties = 1)]
 pub(crate) struct WhichIn {
+    #[schema(max_items = 10000)]
     ids: Option<Vec<Id>>,
     #[serde(default)]
     all: bool,
@@ -97,7 +100,7 @@ pub(crate) struct Count {
 }
 
 /// Runs dead and held events again, with their attempts counted anew.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/replay", tag = "dead", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/replay", tag = "dead", params(("name" = schema::Name, Path)),
     request_body = WhichIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
 pub(crate) async fn replay(
     State(app): State<Shared>,
@@ -114,7 +117,7 @@ pub(crate) async fn replay(
 }
 
 /// Drops dead and held events.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/drop", tag = "dead", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/drop", tag = "dead", params(("name" = schema::Name, Path)),
     request_body = WhichIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
 pub(crate) async fn drop(
     State(app): State<Shared>,
@@ -158,16 +161,16 @@ impl From<&ParkedKey> for ParkedOut {
 }
 
 /// Parked keys, with what blocks them.
-#[utoipa::path(get, path = "/v1/subscriptions/{name}/parked", tag = "dead", params(("name" = String, Path), Page),
+#[utoipa::path(get, path = "/v1/subscriptions/{name}/parked", tag = "dead", params(("name" = schema::Name, Path), IdPage),
     responses((status = 200, body = List<ParkedOut>)), security(("token" = ["manage"])))]
 pub(crate) async fn parked(
     State(app): State<Shared>,
     caller: Caller,
     name: Name,
-    Params(page): Params<Page>,
+    Params(page): Params<IdPage>,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, name).await?;
-    let parked = app.ask(app.tram.parked(&subscription.name, page.after_id()?, page.limit())).await?;
+    let parked = app.ask(app.tram.parked(&subscription.name, page.after()?, page.limit())).await?;
     let next = parked.last().filter(|_| parked.len() == page.limit() as usize);
     let next = next.map(|last| last.blocked_by.to_string());
     Ok(ok(List { items: parked.iter().map(ParkedOut::from).collect(), next }).into_response())
@@ -176,8 +179,10 @@ pub(crate) async fn parked(
 /// Which keys.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(max_properties = 1)]
 pub(crate) struct KeysIn {
-    keys: Option<Vec<KeyIn>>,
+    #[schema(value_type = Option<Vec<KeyIn>>, min_items = 1, max_items = 10000)]
+    keys: Option<Vec<Object<KeyIn>>>,
     #[serde(default)]
     all: bool,
 }
@@ -187,12 +192,13 @@ pub(crate) struct KeysIn {
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeyIn {
     /// May be left out if the subscription has one topic
+    #[schema(value_type = Option<schema::Name>)]
     topic: Option<String>,
     key: String,
 }
 
 /// Lets parked keys go on: a waiting event runs now, a held one is replayed.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/parked/release", tag = "dead", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/parked/release", tag = "dead", params(("name" = schema::Name, Path)),
     request_body = KeysIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
 pub(crate) async fn release_parked(
     State(app): State<Shared>,
@@ -210,7 +216,7 @@ pub(crate) async fn release_parked(
     match (&keys.keys, keys.all) {
         (None, true) => {}
         (Some(keys), false) if !keys.is_empty() && keys.len() <= MOST => {
-            for key in keys {
+            for Object(key) in keys {
                 let topic = match (&key.topic, &subscription.topics[..]) {
                     (Some(topic), _) => topic,
                     (None, [only]) => &**only,
@@ -229,11 +235,12 @@ pub(crate) async fn release_parked(
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct IdsIn {
+    #[schema(max_items = 10000)]
     ids: Vec<Id>,
 }
 
 /// Makes events run again that the subscription had settled or lost. It does not emit.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/resend", tag = "dead", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/resend", tag = "dead", params(("name" = schema::Name, Path)),
     request_body = IdsIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
 pub(crate) async fn resend(
     State(app): State<Shared>,

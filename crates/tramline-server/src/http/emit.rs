@@ -3,23 +3,26 @@
 use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
-use crate::http::json::{Id, When, json_response};
+use crate::http::json::{Id, Object, When, json_response};
 use crate::http::ndjson;
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use crate::http::tallies::member::MemberIn;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::time::Duration;
 use tramline::model::event::JSON;
 use tramline::{Event, Headers, Kind, Receipt, Scope};
-use utoipa::ToSchema;
+use utoipa::openapi::{ArrayBuilder, OneOfBuilder, Ref, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 /// How many events an array has at most.
 const MAX_EVENTS: usize = 10_000;
@@ -37,20 +40,25 @@ pub(crate) struct EventIn<'a> {
     #[schema(value_type = serde_json::Value)]
     payload: &'a RawValue,
     #[serde(borrow, default, rename = "type")]
+    #[schema(max_length = 200, pattern = "^([A-Za-z0-9._:-]+(/[A-Za-z0-9._:-]+)*)?$")]
     kind: Option<Cow<'a, str>>,
     /// The object that the event is about; events of one topic and key are strictly ordered
     #[serde(borrow, default)]
+    #[schema(min_length = 1, max_length = 512, pattern = "^[^\\u0000]*$")]
     key: Option<Cow<'a, str>>,
     #[serde(default)]
+    #[schema(value_type = Option<BTreeMap<String, String>>)]
     headers: Option<Headers>,
     /// Not before this long after it is stored
     #[serde(default)]
+    #[schema(value_type = Option<schema::Millis>)]
     delay_ms: Option<u64>,
     /// Not before this time
     #[serde(default)]
     due_at: Option<When>,
     /// From 0 (first) to 9 (last); 5 unless set
     #[serde(default)]
+    #[schema(maximum = 9)]
     priority: Option<u8>,
     /// The latest state of the key's object, readable at /v1/topics/{topic}/head
     #[serde(borrow, default)]
@@ -61,14 +69,26 @@ pub(crate) struct EventIn<'a> {
     tally: Option<MemberIn>,
 }
 
-/// One event or many.
-#[derive(ToSchema)]
-#[schema(as = EmitBody)]
-#[expect(dead_code, reason = "only described; what comes is read by its first byte")]
-#[serde(untagged)]
-pub(crate) enum EmitBody<'a> {
-    One(Box<EventIn<'a>>),
-    Many(Vec<EventIn<'a>>),
+/// One event or many, for the description: what comes is read by its first byte.
+pub(crate) struct EmitBody;
+
+impl PartialSchema for EmitBody {
+    fn schema() -> RefOr<Schema> {
+        let one = || Ref::from_schema_name(EventIn::name());
+        let many = ArrayBuilder::new().items(one()).min_items(Some(1)).max_items(Some(MAX_EVENTS));
+        OneOfBuilder::new().item(one()).item(many).into()
+    }
+}
+
+impl ToSchema for EmitBody {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("EmitBody")
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((EventIn::name().into(), EventIn::schema()));
+        EventIn::schemas(schemas);
+    }
 }
 
 /// What was stored.
@@ -89,10 +109,12 @@ pub(crate) struct Receipts {
 /// type is one event of raw bytes, with `tramline-key`, `tramline-type`, `tramline-delay-ms`, `tramline-priority`,
 /// `tramline-tally`, `tramline-tally-subscription`, `tramline-tally-within` and `tramline-header-*` as headers. Unknown topics are created.
 #[utoipa::path(post, path = "/v1/topics/{topic}/events", tag = "events",
-    params(("topic" = String, Path, description = "The topic; / inside is written %2F"),
-        ("Idempotency-Key" = Option<String>, Header, description = "Repeating it within a day stores nothing")),
-    request_body(content((EmitBody<'static> = "application/json"), (String = "application/x-ndjson"), (Vec<u8> = "application/octet-stream"))),
-    responses((status = 201, description = "Stored", body = Receipts)),
+    params(("topic" = schema::Name, Path, description = "The topic; / inside is written %2F"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Repeating it within a day stores nothing",
+            nullable = false, min_length = 1, max_length = 255)),
+    request_body(content((EmitBody = "application/json"), (String = "application/x-ndjson"), (schema::Raw = "application/octet-stream"))),
+    responses((status = 201, description = "Stored", body = Receipts),
+        (status = 409, description = "The idempotency key was used for other events")),
     security(("token" = ["publish"])))]
 pub(crate) async fn emit(
     State(app): State<Shared>,
@@ -113,6 +135,7 @@ pub(crate) async fn emit(
     let mut events = if content_type == JSON {
         read_json(&topic, &body, app.config.max_payload)?
     } else {
+        check_form(content_type, &body)?;
         vec![raw(&topic, &headers, content_type, body, app.config.max_payload)?]
     };
     for read in &events {
@@ -179,7 +202,7 @@ fn read_json(topic: &str, body: &Bytes, max_payload: usize) -> Answer<Vec<Read>>
     if body.trim_ascii_start().first() != Some(&b'[') {
         return Ok(vec![event(topic, body, max_payload)?]);
     }
-    let many: Vec<EventIn<'_>> = serde_json::from_slice(body)?;
+    let many: Vec<Object<EventIn<'_>>> = serde_json::from_slice(body)?;
     if many.len() > MAX_EVENTS {
         return Err(Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -187,12 +210,12 @@ fn read_json(topic: &str, body: &Bytes, max_payload: usize) -> Answer<Vec<Read>>
             "send several arrays, or application/x-ndjson",
         ));
     }
-    many.into_iter().map(|one| one.event(topic, body, max_payload)).collect()
+    many.into_iter().map(|one| one.0.event(topic, body, max_payload)).collect()
 }
 
 /// The one event in a piece of JSON.
 pub(crate) fn event(topic: &str, json: &Bytes, max_payload: usize) -> Answer<Read> {
-    serde_json::from_slice::<EventIn<'_>>(json)?.event(topic, json, max_payload)
+    serde_json::from_slice::<Object<EventIn<'_>>>(json)?.0.event(topic, json, max_payload)
 }
 
 /// The longest line of a stream.
@@ -270,6 +293,19 @@ fn raw(topic: &str, headers: &HeaderMap, kind: &str, body: Bytes, max_payload: u
         event = member.join(event);
     }
     Ok(Read { event, key, tally })
+}
+
+/// `curl -d` calls everything a form. JSON that comes under that name was meant as JSON, and would be stored as bytes.
+fn check_form(content_type: &str, body: &[u8]) -> Answer<()> {
+    let form = content_type.eq_ignore_ascii_case("application/x-www-form-urlencoded");
+    if !form || serde_json::from_slice::<IgnoredAny>(body).is_err() {
+        return Ok(());
+    }
+    Err(Problem::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "this is JSON, but its content type says that it is a form",
+        "add -H 'content-type: application/json' (or use curl --json); bytes of another kind need a content type of their own",
+    ))
 }
 
 fn check_payload(size: usize, most: usize) -> Answer<()> {

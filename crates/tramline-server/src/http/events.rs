@@ -6,6 +6,7 @@ use crate::http::follow;
 use crate::http::json::{EventOut, Id, When, json_response, ok};
 use crate::http::params::{Name, Params, after_id, bounded};
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -27,12 +28,23 @@ const SCANS: usize = 64;
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Which {
-    /// Events after this one
+    /// Events after this one; `now`: only what comes
+    #[param(pattern = "^([0-9]{0,19}|now)$")]
     after: Option<String>,
     /// Only events of this key
     pub(crate) key: Option<String>,
     /// At most this many; 100 unless set, never more than 1,000
+    #[param(value_type = Option<schema::Limit>)]
     limit: Option<u32>,
+}
+
+/// Where to begin in a topic.
+#[derive(Clone, Copy)]
+pub(crate) enum Begin {
+    /// After this event.
+    Event(EventId),
+    /// At the end.
+    Now,
 }
 
 /// Events of a topic.
@@ -44,9 +56,12 @@ pub(crate) struct Events<'a> {
 }
 
 /// The retained events of a topic, oldest first. With `Accept: text/event-stream` it follows: what is stored, then what comes,
-/// missing nothing; `Last-Event-ID` goes on after that event.
+/// missing nothing; `Last-Event-ID` goes on after that event. `after=now` begins at the end; a page of that is empty, and its `next`
+/// is where to go on.
 #[utoipa::path(get, path = "/v1/topics/{topic}/events", tag = "events",
-    params(("topic" = String, Path), Which), responses((status = 200, body = Events<'static>)),
+    params(("topic" = schema::Name, Path), Which, ("Last-Event-ID" = Option<String>, Header, description = "Follow after this event", nullable = false, pattern = "^[0-9]{0,19}$")),
+    responses((status = 200, content((Events<'static> = "application/json"), (String = "text/event-stream"))),
+        (status = 429, description = "Too many clients follow topics")),
     security(("token" = ["consume"]), ("token" = ["manage"])))]
 pub(crate) async fn list(
     State(app): State<Shared>,
@@ -57,14 +72,20 @@ pub(crate) async fn list(
 ) -> Answer<Response> {
     caller.topic(READ, &name.0)?;
     let topic = name.checked("topic")?;
-    let after = after_id(which.after.as_deref())?;
+    let after = match which.after.as_deref() {
+        Some("now") => Begin::Now,
+        after => Begin::Event(after_id(after)?),
+    };
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let last = headers.get("last-event-id").filter(|id| !id.is_empty());
+    let last = last.map(|id| after_id(Some(id.to_str().unwrap_or("?")))).transpose()?;
     if accept.is_some_and(|accept| accept.contains("text/event-stream")) {
-        let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
-        let after = if last.is_some() { after_id(last)? } else { after };
-        return follow::follow(app, topic, after, which.key).await;
+        return follow::follow(app, topic, last.map_or(after, Begin::Event), which.key).await;
     }
-    let (events, next) = read(&app, &topic, after, &which).await?;
+    let (events, next) = match after {
+        Begin::Now => (Vec::new(), Some(app.ask(app.tram.log_end(&topic)).await?)),
+        Begin::Event(after) => read(&app, &topic, after, &which).await?,
+    };
     let answer = Events { items: events.iter().map(EventOut::new).collect(), next: next.map(Id) };
     Ok(json_response(StatusCode::OK, serde_json::to_vec(&answer)?))
 }
@@ -110,7 +131,6 @@ pub(crate) struct EventView<'a> {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct DeliveryOut {
     subscription: String,
-    #[schema(value_type = String, example = "ready")]
     status: Status,
     /// Which try is under way or next, from 1; the last one if it is dead, 0 if it is settled
     attempt: u32,
@@ -135,7 +155,7 @@ fn attempt(delivery: &Delivery) -> u32 {
 }
 
 /// One event, and where it is in every subscription.
-#[utoipa::path(get, path = "/v1/events/{id}", tag = "events", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/v1/events/{id}", tag = "events", params(("id" = Id, Path)),
     responses((status = 200, body = EventView<'static>)), security(("token" = ["consume"]), ("token" = ["manage"])))]
 pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
     caller.needs(READ)?;
@@ -153,8 +173,8 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
         blocked_by: delivery.blocked_by.map(Id),
         error: delivery.error,
     };
-    let deliveries =
-        view.deliveries.into_iter().filter(|one| caller.sees_subscription_named(&one.subscription));
+    let visible = caller.visible(&app.ask(app.tram.subscriptions()).await?);
+    let deliveries = view.deliveries.into_iter().filter(|one| visible.contains(&one.subscription));
     let deliveries = deliveries.map(told).collect();
     Ok(ok(EventView { event: EventOut::new(&view.event), deliveries }).into_response())
 }
@@ -166,7 +186,7 @@ pub(crate) struct Cancelled {
 }
 
 /// Cancels an event in every subscription that has not claimed it. Whoever manages the topic may do that.
-#[utoipa::path(post, path = "/v1/events/{id}/cancel", tag = "events", params(("id" = String, Path)),
+#[utoipa::path(post, path = "/v1/events/{id}/cancel", tag = "events", params(("id" = Id, Path)),
     responses((status = 200, body = Cancelled)), security(("token" = ["manage"])))]
 pub(crate) async fn cancel(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
     caller.needs(&[Scope::Manage])?;
@@ -174,8 +194,9 @@ pub(crate) async fn cancel(State(app): State<Shared>, caller: Caller, name: Name
     let view = app.ask(app.tram.event(id)).await?;
     view.filter(|view| caller.sees_topic(&view.event.topic)).ok_or_else(unknown)?;
     let cancelled = app.ask(app.tram.cancel(id)).await?;
-    let seen = cancelled.iter().filter(|name| caller.sees_subscription_named(name));
-    let cancelled = seen.map(ToString::to_string).collect();
+    let visible = caller.visible(&app.ask(app.tram.subscriptions()).await?);
+    let cancelled =
+        cancelled.iter().filter(|name| visible.contains(*name)).map(ToString::to_string).collect();
     Ok(ok(Cancelled { cancelled }).into_response())
 }
 
@@ -205,7 +226,7 @@ pub(crate) struct HeadOut<'a> {
 }
 
 /// The last event of a key, and the latest state of its object.
-#[utoipa::path(get, path = "/v1/topics/{topic}/head", tag = "events", params(("topic" = String, Path), OfKey),
+#[utoipa::path(get, path = "/v1/topics/{topic}/head", tag = "events", params(("topic" = schema::Name, Path), OfKey),
     responses((status = 200, body = HeadOut<'static>)), security(("token" = ["consume"]), ("token" = ["manage"])))]
 pub(crate) async fn head(
     State(app): State<Shared>,

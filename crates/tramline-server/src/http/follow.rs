@@ -1,6 +1,7 @@
 //! Following a topic by server-sent events: what is stored, then what comes, until the client leaves or the server drains.
 
 use crate::http::app::{App, Shared};
+use crate::http::events::Begin;
 use crate::http::json::EventOut;
 use crate::http::problem::{Answer, Problem};
 use axum::body::Body;
@@ -11,7 +12,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
-use tramline::{EventId, Follow, StoredEvent};
+use tramline::{Follow, StoredEvent};
 
 /// A comment this often keeps the way open, and shows who has left.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -24,7 +25,7 @@ const ENOUGH: usize = 64 << 10;
 pub(crate) async fn follow(
     app: Shared,
     topic: String,
-    after: EventId,
+    begin: Begin,
     key: Option<String>,
 ) -> Answer<Response> {
     let seat = app.followers.clone().try_acquire_owned().map_err(|_| {
@@ -32,8 +33,18 @@ pub(crate) async fn follow(
         Problem::new(StatusCode::TOO_MANY_REQUESTS, detail, "try again later, or raise max_followers")
     })?;
     // An unknown topic is told now, while there is still a status to send.
-    app.ask(app.tram.read_log(&topic, after, 1)).await?;
-    let following = Following { events: app.tram.follow(topic, after), app, key, _seat: seat };
+    let (after, first) = match begin {
+        Begin::Event(after) => {
+            app.ask(app.tram.read_log(&topic, after, 1)).await?;
+            (after, None)
+        }
+        Begin::Now => {
+            let end = app.ask(app.tram.log_end(&topic)).await?;
+            // Who is cut off before the first event comes back with this id, and misses nothing either.
+            (end, Some(format!("id: {end}\n\n").into()))
+        }
+    };
+    let following = Following { events: app.tram.follow(topic, after), app, key, first, _seat: seat };
     let stream = futures_util::stream::unfold(following, |mut following| async move {
         following.next().await.map(|bytes| (Ok::<_, Infallible>(bytes), following))
     });
@@ -48,12 +59,17 @@ struct Following {
     app: Arc<App>,
     events: Follow,
     key: Option<String>,
+    /// What is sent before all events.
+    first: Option<Bytes>,
     _seat: OwnedSemaphorePermit,
 }
 
 impl Following {
     /// What is sent next; `None` when the server drains, the topic is gone, or the client has to come back by itself.
     async fn next(&mut self) -> Option<Bytes> {
+        if self.first.is_some() {
+            return self.first.take();
+        }
         loop {
             let event = tokio::select! {
                 () = self.app.draining.cancelled() => return None,

@@ -16,17 +16,25 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// All is well.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Health {
-    status: &'static str,
+    status: HealthStatus,
+}
+
+/// How it goes.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum HealthStatus {
+    Ok,
 }
 
 /// The process runs.
 #[utoipa::path(get, path = "/health/live", tag = "health", responses((status = 200, body = Health)))]
 pub(crate) async fn live() -> Response {
-    ok(Health { status: "ok" }).into_response()
+    ok(Health { status: HealthStatus::Ok }).into_response()
 }
 
 /// The node serves, and its store answers.
-#[utoipa::path(get, path = "/health/ready", tag = "health", responses((status = 200, body = Health)))]
+#[utoipa::path(get, path = "/health/ready", tag = "health", responses((status = 200, body = Health),
+    (status = 503, description = "The node is about to stop, or its store does not answer")))]
 pub(crate) async fn ready(State(app): State<Shared>) -> Answer<Response> {
     let not_ready =
         |detail| Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail, "try again, or ask another node");
@@ -34,7 +42,7 @@ pub(crate) async fn ready(State(app): State<Shared>) -> Answer<Response> {
         return Err(not_ready("this node is about to stop"));
     }
     match tokio::time::timeout(PATIENCE, app.tram.store().now()).await {
-        Ok(Ok(_)) => Ok(ok(Health { status: "ok" }).into_response()),
+        Ok(Ok(_)) => Ok(ok(Health { status: HealthStatus::Ok }).into_response()),
         _ => Err(not_ready("the store does not answer")),
     }
 }

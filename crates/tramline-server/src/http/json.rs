@@ -5,9 +5,13 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
 use tramline::{EventId, Headers, StoredEvent, Time};
 use utoipa::ToSchema;
 
@@ -40,7 +44,7 @@ pub(crate) fn json_response(status: StatusCode, body: Vec<u8>) -> Response {
 
 /// An event's id as a decimal string: it passes 2^53.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
-#[schema(value_type = String, example = "8128")]
+#[schema(value_type = String, pattern = "^[0-9]{1,19}$", example = "8128")]
 pub(crate) struct Id(pub(crate) EventId);
 
 impl Serialize for Id {
@@ -56,9 +60,11 @@ impl<'de> Deserialize<'de> for Id {
     }
 }
 
-/// The id in a text.
+/// The id in a text: up to 19 digits. Numbers beyond the last id are ids of nothing, like the last one.
 pub(crate) fn parse_id(text: &str) -> Option<Id> {
-    text.parse().ok().filter(|id| *id >= 0).map(|id| Id(EventId(id)))
+    let digits = text.len() <= 19 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse::<u64>().ok().filter(|_| digits)?;
+    Some(Id(EventId(i64::try_from(number).unwrap_or(i64::MAX))))
 }
 
 /// A point in time, RFC 3339 in UTC.
@@ -77,13 +83,47 @@ impl Serialize for When {
 impl<'de> Deserialize<'de> for When {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<When, D::Error> {
         let text = Cow::<str>::deserialize(from)?;
-        parse_time(&text).ok_or_else(|| serde::de::Error::custom("a time is written as 2030-01-31T12:00:00Z"))
+        parse_time(&text).ok_or_else(|| serde::de::Error::custom(NO_TIME))
     }
 }
+
+/// What is wrong with a text that is no time.
+pub(crate) const NO_TIME: &str =
+    "a time is written as 2030-01-31T12:00:00Z, and is not later than 9999-12-30T22:00:00Z";
 
 /// The time in a text.
 pub(crate) fn parse_time(text: &str) -> Option<When> {
     text.parse::<jiff::Timestamp>().ok().map(|time| When(Time(time.as_millisecond())))
+}
+
+/// A value that is written as an object. Without this, serde would also take the fields in an array, one after the other.
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Object<T>, D::Error> {
+        from.deserialize_map(Fields(PhantomData)).map(Object)
+    }
+}
+
+struct Fields<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+    type Value = T;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(fields))
+    }
+}
+
+/// Reads a field that may be left out (as it was), null (no longer) or a value.
+pub(crate) fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
 }
 
 /// One page of a list.
@@ -153,6 +193,9 @@ mod tests {
         assert_eq!(serde_json::to_string(&time).unwrap(), "\"2030-01-01T00:00:00.007Z\"");
         assert_eq!(parse_time("2030-01-01T01:00:00.007+01:00"), Some(time));
         assert_eq!(parse_time("tomorrow"), None);
+        assert!(parse_time("9999-12-30T22:00:00Z").is_some() && parse_time("9999-12-31T00:00:00Z").is_none());
+        let refused = serde_json::from_str::<When>("\"9999-12-31T23:59:59Z\"").unwrap_err();
+        assert!(refused.to_string().contains("not later than 9999-12-30"), "{refused}");
         assert!(serde_json::to_string(&When(Time::NEVER)).unwrap().contains("9999"));
     }
 
@@ -160,7 +203,8 @@ mod tests {
     fn ids_are_strings() {
         assert_eq!(serde_json::to_string(&Id(EventId(1 << 60))).unwrap(), "\"1152921504606846976\"");
         assert_eq!(serde_json::from_str::<Id>("\"5\"").unwrap(), Id(EventId(5)));
-        for bad in ["5", "\"-1\"", "\"x\"", "\"99999999999999999999\""] {
+        assert_eq!(parse_id("9999999999999999999"), Some(Id(EventId(i64::MAX))));
+        for bad in ["5", "\"-1\"", "\"+1\"", "\"\"", "\"x\"", "\"99999999999999999999\""] {
             assert!(serde_json::from_str::<Id>(bad).is_err(), "{bad}");
         }
     }

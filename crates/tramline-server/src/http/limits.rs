@@ -1,12 +1,13 @@
 //! What goes before every request: room for it, its token, and a net for panics.
 
 use crate::http::app::Shared;
-use crate::http::problem::Problem;
-use axum::extract::{MatchedPath, Request, State};
-use axum::http::StatusCode;
+use crate::http::problem::{Answer, Problem};
+use axum::extract::{MatchedPath, Query, Request, State};
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::OwnedSemaphorePermit;
@@ -21,8 +22,20 @@ impl Slot {
     }
 }
 
-/// Lets a request in, if there is room and its token is known.
-pub(crate) async fn admit(State(app): State<Shared>, mut request: Request, next: Next) -> Response {
+/// The largest head of a request, in bytes.
+pub(crate) const MAX_HEAD: usize = 64 << 10;
+
+/// What is needed to let requests in.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(crate) app: Shared,
+    /// The query parameters of each route.
+    pub(crate) queries: Arc<HashMap<String, Vec<String>>>,
+}
+
+/// Lets a request in, if there is room, its token is known, and nothing about its head is wrong.
+pub(crate) async fn admit(State(door): State<Door>, mut request: Request, next: Next) -> Response {
+    let app = door.app;
     let Ok(permit) = app.requests.clone().try_acquire_owned() else {
         app.metrics.refused.add("busy", 1);
         let detail = "the server has too much to do";
@@ -36,6 +49,10 @@ pub(crate) async fn admit(State(app): State<Shared>, mut request: Request, next:
             return problem.into_response();
         }
     };
+    if let Err(problem) = head_fits(&request).and_then(|()| query_fits(&door.queries, &request)) {
+        app.metrics.answered(problem.status());
+        return problem.into_response();
+    }
     let (method, who) = (request.method().clone(), caller.clone());
     let path = request.extensions().get::<MatchedPath>().cloned();
     let started = tokio::time::Instant::now();
@@ -61,4 +78,48 @@ pub(crate) async fn admit(State(app): State<Shared>, mut request: Request, next:
         "request answered"
     );
     response
+}
+
+/// For what anybody may ask.
+pub(crate) async fn check_head(request: Request, next: Next) -> Response {
+    match head_fits(&request) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    }
+}
+
+/// The limit of the connection's buffer is not exact: what comes in one piece may pass it.
+fn head_fits(request: &Request) -> Answer<()> {
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    let uri = request.uri().path_and_query().map_or(0, |it| it.as_str().len());
+    if uri + headers.sum::<usize>() <= MAX_HEAD {
+        return Ok(());
+    }
+    Err(Problem::new(
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        format!("the head of the request has more than {MAX_HEAD} bytes"),
+        "send less in headers and more in the body",
+    ))
+}
+
+/// A parameter that nobody knows is a mistake, and ignoring it would hide that.
+fn query_fits(known: &HashMap<String, Vec<String>>, request: &Request) -> Answer<()> {
+    if request.uri().query().is_none_or(str::is_empty) {
+        return Ok(());
+    }
+    let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
+    let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let Some(known) = known.get(&format!("{method} {path}")) else { return Ok(()) };
+    let Query(given) = Query::<Vec<(String, String)>>::try_from_uri(request.uri())
+        .map_err(|error| Problem::malformed(error.body_text(), "write it as name=value&name=value"))?;
+    match given.iter().find(|(name, _)| !known.contains(name)) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let remedy = match known.is_empty() {
+                true => "this call takes none".to_owned(),
+                false => format!("this call takes {}", known.join(", ")),
+            };
+            Err(Problem::malformed(format!("there is no query parameter {name:?} here"), remedy))
+        }
+    }
 }

@@ -8,13 +8,13 @@ use crate::http::tallies::figures;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
-use tramline::Scope;
 use tramline::store::verbs::Claimed;
+use tramline::{Scope, Subscription};
 
 /// How many different labels a metric has at most; the rest is counted together.
 const LABELS: usize = 1_000;
@@ -137,9 +137,10 @@ impl Family<Histogram> {
     security(("token" = ["manage"])))]
 pub(crate) async fn metrics(State(app): State<Shared>, caller: Caller) -> Answer<Response> {
     caller.needs(&[Scope::Manage])?;
-    let mut page = Page { text: String::new(), caller };
+    let all = app.ask(app.tram.subscriptions()).await?;
+    let mut page = Page { text: String::new(), visible: caller.visible(&all), caller };
     page.counted(&app.metrics);
-    page.figures(&app).await?;
+    page.figures(&app, &all).await?;
     let mut response = page.text.into_response();
     let format = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, format);
@@ -162,6 +163,8 @@ enum Of {
 struct Page {
     text: String,
     caller: Caller,
+    /// The subscriptions that the caller may see.
+    visible: HashSet<Arc<str>>,
 }
 
 impl Page {
@@ -188,11 +191,10 @@ impl Page {
     }
 
     /// What is known only by looking.
-    async fn figures(&mut self, app: &App) -> Answer<()> {
+    async fn figures(&mut self, app: &App, all: &[Subscription]) -> Answer<()> {
         let now = app.ask(app.tram.store().now()).await?;
-        let all = app.ask(app.tram.subscriptions()).await?;
         let (mut events, mut ages) = (String::new(), String::new());
-        for subscription in all.iter().filter(|one| self.caller.sees(one)).take(MOST) {
+        for subscription in all.iter().filter(|one| self.visible.contains(&one.name)).take(MOST) {
             let Ok(stats) = app.ask(app.tram.store().stats(subscription.id, None)).await else { continue };
             let (name, counts) = (&*subscription.name, stats.counts);
             let by_status = [
@@ -248,16 +250,18 @@ impl Page {
 
     /// The labels of a series, if the caller may see it.
     fn labels(&self, of: Of, label: &str) -> Option<String> {
-        let everybody = label == OTHER && self.caller.everywhere().is_ok();
+        // What is gone, or counted together, is nobody's in particular.
+        let all = self.caller.everywhere().is_ok();
+        let everybody = label == OTHER && all;
         match of {
             Of::Topic => (everybody || self.caller.sees_topic(label)).then(|| format!("topic=\"{label}\"")),
             Of::Subscription => {
-                let seen = everybody || self.caller.sees_subscription_named(label);
+                let seen = all || self.visible.contains(label);
                 seen.then(|| format!("subscription=\"{label}\""))
             }
             Of::Outcome => {
                 let (name, outcome) = label.split_once(AND).unwrap_or((label, OTHER));
-                let seen = everybody || self.caller.sees_subscription_named(name);
+                let seen = all || self.visible.contains(name);
                 seen.then(|| format!("subscription=\"{name}\",outcome=\"{outcome}\""))
             }
             Of::Plain(name) => Some(format!("{name}=\"{label}\"")),

@@ -1,6 +1,6 @@
 //! The HTTP API.
 //!
-//! - [`routes`]: every route, on one page; [`openapi`]: their description, made from the same list
+//! - [`routes`]: every route, on one page; [`openapi`], [`schema`]: their description, made from the same list
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
 //! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
@@ -23,13 +23,14 @@ mod follow;
 mod given;
 mod health;
 pub(crate) mod json;
-mod limits;
+pub(crate) mod limits;
 pub(crate) mod metrics;
 mod ndjson;
 mod openapi;
 pub(crate) mod params;
 pub(crate) mod problem;
 pub(crate) mod routes;
+mod schema;
 mod settle;
 mod stats;
 mod subscriptions;

@@ -2,6 +2,7 @@
 
 use crate::http::json::parse_id;
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use serde::Deserialize;
@@ -35,10 +36,10 @@ impl Name {
         Ok(self.0)
     }
 
-    /// The id of an event. Whatever is no number is the id of nothing.
+    /// The id of an event.
     pub(crate) fn id(&self) -> Answer<EventId> {
         parse_id(&self.0).map(|id| id.0).ok_or_else(|| {
-            Problem::invalid("an event's id is a decimal number", "send the id as emit gave it")
+            Problem::malformed("an event's id is a decimal number", "send the id as emit gave it")
         })
     }
 }
@@ -62,19 +63,38 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
 #[into_params(parameter_in = Query)]
 pub(crate) struct Page {
     /// At most this many entries; 100 unless set, never more than 1,000
+    #[param(value_type = Option<schema::Limit>)]
     limit: Option<u32>,
     /// Entries after this one: the `next` of the page before
     after: Option<String>,
 }
 
-impl Page {
+/// Which page of a list of events.
+#[derive(Clone, Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct IdPage {
+    /// At most this many entries; 100 unless set, never more than 1,000
+    #[param(value_type = Option<schema::Limit>)]
+    limit: Option<u32>,
+    /// Entries after this event: the `next` of the page before
+    #[param(pattern = "^[0-9]{0,19}$")]
+    after: Option<String>,
+}
+
+impl IdPage {
     pub(crate) fn limit(&self) -> u32 {
         bounded(self.limit)
     }
 
     /// After which event.
-    pub(crate) fn after_id(&self) -> Answer<EventId> {
+    pub(crate) fn after(&self) -> Answer<EventId> {
         after_id(self.after.as_deref())
+    }
+}
+
+impl Page {
+    pub(crate) fn limit(&self) -> u32 {
+        bounded(self.limit)
     }
 
     /// One page of a complete list that is sorted by name, and what is `next`.

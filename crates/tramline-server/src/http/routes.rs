@@ -3,6 +3,7 @@
 use crate::compat::carlyle;
 use crate::config::Switch;
 use crate::http::app::Shared;
+use crate::http::limits::Door;
 use crate::http::problem::Problem;
 use crate::http::{
     claims, control, dead, emit, events, health, limits, metrics, openapi, settle, stats, subscriptions,
@@ -11,20 +12,22 @@ use crate::http::{
 use axum::Router;
 use axum::handler::Handler;
 use axum::http::StatusCode;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{MethodFilter, on};
+use std::collections::HashMap;
 use utoipa::Path;
-use utoipa::openapi::path::HttpMethod;
+use utoipa::openapi::path::{HttpMethod, Operation, ParameterIn};
 
 /// The router of a node.
 pub(crate) fn router(app: Shared) -> Router {
-    let mut guarded = guarded().router;
+    let Routes { router: mut guarded, queries, .. } = guarded();
+    let door = Door { app: app.clone(), queries: queries.into() };
     if app.config.carlyle == Switch::On {
         guarded = guarded.merge(carlyle::routes());
     }
     guarded
-        .layer(from_fn_with_state(app.clone(), limits::admit))
-        .merge(open().router)
+        .layer(from_fn_with_state(door, limits::admit))
+        .merge(open().router.layer(from_fn(limits::check_head)))
         .merge(openapi::route())
         .fallback(|| async { Problem::not_found("there is no such path") })
         .method_not_allowed_fallback(|| async {
@@ -101,6 +104,7 @@ fn open() -> Routes {
 struct Routes {
     router: Router<Shared>,
     list: Vec<String>,
+    queries: HashMap<String, Vec<String>>,
 }
 
 impl Routes {
@@ -114,8 +118,16 @@ impl Routes {
                 _ => (MethodFilter::POST, "POST"),
             };
             self.router = self.router.route(&P::path(), on(filter, handler.clone()));
-            self.list.push(format!("{name} {}", P::path()));
+            let route = format!("{name} {}", P::path());
+            self.queries.insert(route.clone(), query_of(&P::operation()));
+            self.list.push(route);
         }
         self
     }
+}
+
+/// The query parameters of an operation.
+fn query_of(operation: &Operation) -> Vec<String> {
+    let parameters = operation.parameters.iter().flatten();
+    parameters.filter(|it| it.parameter_in == ParameterIn::Query).map(|it| it.name.clone()).collect()
 }

@@ -5,9 +5,10 @@ use crate::http::body;
 use crate::http::caller::Caller;
 use crate::http::claims::{CONSUME, LEASE, MAX_EVENTS, check_lease};
 use crate::http::emit::delay_of;
-use crate::http::json::{Id, When, ok};
+use crate::http::json::{Id, Object, When, ok};
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use crate::http::subscriptions::named;
 use axum::body::Body;
 use axum::extract::State;
@@ -23,7 +24,8 @@ use utoipa::ToSchema;
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SettleIn {
-    results: Vec<ResultIn>,
+    #[schema(value_type = Vec<ResultIn>, max_items = 10000)]
+    results: Vec<Object<ResultIn>>,
 }
 
 /// What became of one event.
@@ -35,6 +37,7 @@ pub(crate) struct ResultIn {
     lease: String,
     outcome: OutcomeIn,
     /// `retry`: instead of what the policy says; `snooze`: how long
+    #[schema(value_type = Option<schema::Millis>)]
     delay_ms: Option<u64>,
     /// What went wrong
     #[serde(default)]
@@ -61,8 +64,17 @@ pub(crate) struct SettleOut {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ResultOut {
     id: Id,
-    /// `settled` or `lease_lost`
-    status: &'static str,
+    status: SettleStatus,
+}
+
+/// What became of an outcome.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SettleStatus {
+    /// It counts.
+    Settled,
+    /// The event is somebody else's by now.
+    LeaseLost,
 }
 
 impl ResultIn {
@@ -90,7 +102,7 @@ impl OutcomeIn {
 }
 
 /// Writes outcomes back. May be partial; repeating it is harmless.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/settle", tag = "claims", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/settle", tag = "claims", params(("name" = schema::Name, Path)),
     request_body = SettleIn, responses((status = 200, body = SettleOut)), security(("token" = ["consume"])))]
 pub(crate) async fn settle(
     State(app): State<Shared>,
@@ -107,7 +119,7 @@ pub(crate) async fn settle(
     }
     let mut outcomes = Vec::with_capacity(settle.results.len());
     let mut asked = Vec::with_capacity(settle.results.len());
-    for result in &settle.results {
+    for Object(result) in &settle.results {
         let outcome = result.outcome()?;
         // What is no lease at all is nobody's lease.
         let lease = result.lease.parse::<Lease>().ok();
@@ -116,11 +128,12 @@ pub(crate) async fn settle(
     }
     let mut answers = app.ask(app.tram.settle(subscription.id, outcomes)).await?.into_iter();
     let mut results = Vec::with_capacity(settle.results.len());
-    for (result, asked) in settle.results.iter().zip(asked) {
+    for (Object(result), asked) in settle.results.iter().zip(asked) {
         let accepted = asked && answers.next().unwrap_or(false);
         let word = if accepted { result.outcome.word() } else { "lease_lost" };
         app.metrics.settled.add_two(&subscription.name, word, 1);
-        results.push(ResultOut { id: result.id, status: if accepted { "settled" } else { "lease_lost" } });
+        let status = if accepted { SettleStatus::Settled } else { SettleStatus::LeaseLost };
+        results.push(ResultOut { id: result.id, status });
     }
     Ok(ok(SettleOut { results }).into_response())
 }
@@ -129,8 +142,10 @@ pub(crate) async fn settle(
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LeasesIn {
+    #[schema(max_items = 10000)]
     leases: Vec<String>,
     /// From now on for this long; as the subscription says, or 60 s
+    #[schema(minimum = 50, maximum = 86400000)]
     lease_ms: Option<u64>,
 }
 
@@ -153,13 +168,24 @@ pub(crate) struct LeasesOut {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct LeaseOut {
     lease: String,
-    /// `extended`, `lease_lost`, or `busy`: a transaction has it, try again
-    status: &'static str,
+    status: LeaseStatus,
     lease_until: Option<When>,
 }
 
+/// What became of an extension.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LeaseStatus {
+    /// It lasts longer.
+    Extended,
+    /// It has ended.
+    LeaseLost,
+    /// A transaction has it; try again.
+    Busy,
+}
+
 /// Makes leases last longer, from now on.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/extend", tag = "claims", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/extend", tag = "claims", params(("name" = schema::Name, Path)),
     request_body = LeasesIn, responses((status = 200, body = LeasesOut)), security(("token" = ["consume"])))]
 pub(crate) async fn extend(
     State(app): State<Shared>,
@@ -178,9 +204,9 @@ pub(crate) async fn extend(
     let mut answers = app.ask(app.tram.extend(subscription.id, leases, lease)).await?.into_iter();
     let told = |(lease, known): (String, Option<Lease>)| {
         let (status, lease_until) = match known.and_then(|_| answers.next()) {
-            Some(Extended::Until(time)) => ("extended", Some(When(time))),
-            Some(Extended::Locked) => ("busy", None),
-            Some(Extended::Lost) | None => ("lease_lost", None),
+            Some(Extended::Until(time)) => (LeaseStatus::Extended, Some(When(time))),
+            Some(Extended::Locked) => (LeaseStatus::Busy, None),
+            Some(Extended::Lost) | None => (LeaseStatus::LeaseLost, None),
         };
         LeaseOut { lease, status, lease_until }
     };
@@ -191,11 +217,11 @@ pub(crate) async fn extend(
 /// How many leases were given back.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Released {
-    leases: usize,
+    leases: u64,
 }
 
 /// Gives events back at once, uncounted. Leases that are lost are passed over.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/release", tag = "claims", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/subscriptions/{name}/release", tag = "claims", params(("name" = schema::Name, Path)),
     request_body = LeasesIn, responses((status = 200, body = Released)), security(("token" = ["consume"])))]
 pub(crate) async fn release(
     State(app): State<Shared>,
@@ -209,7 +235,6 @@ pub(crate) async fn release(
     let release: LeasesIn = body::parse(&body)?;
     release.check()?;
     let leases: Vec<Lease> = release.leases.iter().filter_map(|lease| lease.parse().ok()).collect();
-    let count = leases.len();
-    app.ask(app.tram.release(subscription.id, leases)).await?;
-    Ok(ok(Released { leases: count }).into_response())
+    let leases = app.ask(app.tram.release(subscription.id, leases)).await?;
+    Ok(ok(Released { leases }).into_response())
 }

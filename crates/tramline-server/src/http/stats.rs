@@ -29,8 +29,7 @@ pub(crate) struct WorkersOut {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct WorkerOut {
     name: String,
-    /// `process`: has a heartbeat in the store; `http`: claimed over HTTP from this node in the last minutes
-    kind: &'static str,
+    kind: WorkerKind,
     subscriptions: Vec<String>,
     born_at: When,
     /// Its last sign of life
@@ -38,6 +37,16 @@ pub(crate) struct WorkerOut {
     /// How often it claimed, over HTTP
     #[serde(skip_serializing_if = "Option::is_none")]
     claims: Option<u64>,
+}
+
+/// How a worker claims.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum WorkerKind {
+    /// From the store, where it has a heartbeat.
+    Process,
+    /// Over HTTP, from any node in the last minutes.
+    Http,
 }
 
 /// Who works on what, as far as the token may see it.
@@ -57,7 +66,7 @@ pub(crate) async fn workers(State(app): State<Shared>, caller: Caller) -> Answer
             let (born_at, beat_at) = (When(worker.born_at), When(worker.beat_at));
             items.push(WorkerOut {
                 name: worker.name,
-                kind: "process",
+                kind: WorkerKind::Process,
                 subscriptions,
                 born_at,
                 beat_at,
@@ -65,15 +74,15 @@ pub(crate) async fn workers(State(app): State<Shared>, caller: Caller) -> Answer
             });
         }
     }
-    let now = app.ask(app.tram.store().now()).await?;
-    for worker in app.workers.list() {
-        if seen.values().any(|name| *name == &*worker.subscription) {
+    app.workers.tell(&app.tram).await;
+    for worker in app.ask(app.tram.remote_workers()).await? {
+        if let Some(subscription) = seen.get(&worker.subscription) {
             items.push(WorkerOut {
-                name: worker.name.to_string(),
-                kind: "http",
-                subscriptions: vec![worker.subscription.to_string()],
-                born_at: When(now.before(worker.known_for)),
-                beat_at: When(now.before(worker.idle_for)),
+                name: worker.name,
+                kind: WorkerKind::Http,
+                subscriptions: vec![subscription.to_string()],
+                born_at: When(worker.born_at),
+                beat_at: When(worker.seen_at),
                 claims: Some(worker.claims),
             });
         }
@@ -89,7 +98,6 @@ pub(crate) struct StatsOut {
     uptime_ms: u64,
     now: When,
     topics: usize,
-    #[schema(value_type = std::collections::BTreeMap<String, u64>)]
     counts: Counts,
     subscriptions: Vec<SubscriptionStats>,
     tallies: TallyStats,
@@ -99,11 +107,9 @@ pub(crate) struct StatsOut {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct SubscriptionStats {
     name: String,
-    #[schema(value_type = std::collections::BTreeMap<String, u64>)]
     counts: Counts,
     oldest_ready_at: Option<When>,
     /// The rules that stop it
-    #[schema(value_type = Vec<String>)]
     stopped_by: Vec<tramline::RuleKind>,
 }
 

@@ -5,9 +5,10 @@ use crate::http::body;
 use crate::http::caller::Caller;
 use crate::http::control::RuleOut;
 use crate::http::events::READ;
-use crate::http::json::{List, When, ok, parse_time};
+use crate::http::json::{List, NO_TIME, Object, When, ok, or_null, parse_time};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -28,34 +29,36 @@ const MAX_TOPICS: usize = 1_000;
 #[serde(deny_unknown_fields)]
 pub(crate) struct SubscriptionIn {
     /// All topics that it consumes; unknown ones are created
+    #[schema(value_type = Vec<schema::Name>, min_items = 1, max_items = 1000)]
     topics: Vec<String>,
-    /// `pull`: workers claim
+    /// `pull`: workers claim; `push` is not served by this version
     #[serde(default)]
     kind: SubscriptionKind,
-    /// `none` or `key`; never changes
-    #[schema(value_type = Option<String>)]
+    /// Never changes
     ordering: Option<Ordering>,
-    /// `at_least_once` or `at_most_once`; never changes
-    #[schema(value_type = Option<String>)]
+    /// Never changes
     guarantee: Option<Guarantee>,
-    /// `park` or `halt`
-    #[schema(value_type = Option<String>)]
     while_retrying: Option<WhileRetrying>,
-    /// `dead`, `hold` or `drop`
-    #[schema(value_type = Option<String>)]
     on_exhausted: Option<OnExhausted>,
     /// How many settled failures make an event dead
+    #[schema(minimum = 1, maximum = 10000)]
     max_attempts: Option<u32>,
-    /// `{kind: constant, delay_ms}`, `{kind: exponential, first_ms, most_ms}` or `{kind: list, delays_ms}`
-    #[schema(value_type = Option<serde_json::Value>)]
-    backoff: Option<BackoffIn>,
-    /// How long a claim lasts if it is not extended
-    lease_ms: Option<u64>,
-    /// How long a handler may run
-    time_limit_ms: Option<u64>,
-    /// How many events one claim takes at most
-    claim_size: Option<u32>,
+    #[schema(value_type = Option<BackoffIn>)]
+    backoff: Option<Object<BackoffIn>>,
+    /// How long a claim lasts if it is not extended; null: 60 s
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<u64>, minimum = 50, maximum = 86400000)]
+    lease_ms: Option<Option<u64>>,
+    /// How long a handler may run; null: as long as it likes
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<schema::TimeLimit>)]
+    time_limit_ms: Option<Option<u64>>,
+    /// How many events one claim takes at most; null: 4,096, or 1 if at most once
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 10000)]
+    claim_size: Option<Option<u32>>,
     /// Where it starts in topics that are new to it: `beginning`, `now` or a time
+    #[schema(value_type = Option<schema::Start>)]
     start: Option<String>,
 }
 
@@ -69,12 +72,27 @@ pub(crate) enum SubscriptionKind {
 }
 
 /// A backoff, of which everything but the kind may be left out.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Backoff)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-enum BackoffIn {
-    Constant { delay_ms: Option<u64> },
-    Exponential { first_ms: Option<u64>, most_ms: Option<u64> },
-    List { delays_ms: Vec<u64> },
+pub(crate) enum BackoffIn {
+    /// The same wait after every failure
+    Constant {
+        #[schema(value_type = Option<schema::Millis>)]
+        delay_ms: Option<u64>,
+    },
+    /// Doubling waits
+    Exponential {
+        #[schema(value_type = Option<schema::Millis>)]
+        first_ms: Option<u64>,
+        #[schema(value_type = Option<schema::Millis>)]
+        most_ms: Option<u64>,
+    },
+    /// A wait for each failure; the last one repeats
+    List {
+        #[schema(value_type = Vec<schema::Millis>, max_items = 1000)]
+        delays_ms: Vec<u64>,
+    },
 }
 
 impl BackoffIn {
@@ -107,22 +125,17 @@ pub(crate) struct SubscriptionOut {
     name: String,
     topics: Vec<String>,
     kind: SubscriptionKind,
-    #[schema(value_type = String)]
     ordering: Ordering,
-    #[schema(value_type = String)]
     guarantee: Guarantee,
-    #[schema(value_type = String)]
     while_retrying: WhileRetrying,
-    #[schema(value_type = String)]
     on_exhausted: OnExhausted,
     max_attempts: u32,
-    #[schema(value_type = serde_json::Value)]
+    #[schema(value_type = BackoffIn)]
     backoff: Backoff,
     lease_ms: u64,
     time_limit_ms: Option<u64>,
     claim_size: u32,
     created_at: When,
-    #[schema(value_type = std::collections::BTreeMap<String, u64>)]
     counts: Counts,
     /// Since when the oldest ready event could have run
     oldest_ready_at: Option<When>,
@@ -130,8 +143,9 @@ pub(crate) struct SubscriptionOut {
 }
 
 /// Creates a subscription, or changes what may change of it. From the answer on, no emit misses it.
-#[utoipa::path(put, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = String, Path)),
-    request_body = SubscriptionIn, responses((status = 200, body = SubscriptionOut)), security(("token" = ["manage"])))]
+#[utoipa::path(put, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = schema::Name, Path)),
+    request_body = SubscriptionIn,
+    responses((status = 200, body = SubscriptionOut), (status = 409, description = "Ordering or guarantee would change")), security(("token" = ["manage"])))]
 pub(crate) async fn put(
     State(app): State<Shared>,
     caller: Caller,
@@ -171,14 +185,16 @@ impl SubscriptionIn {
             ));
         }
         let longest = Duration::from_millis(crate::http::emit::MAX_DELAY_MS);
-        if self.time_limit_ms.is_some_and(|limit| limit == 0 || Duration::from_millis(limit) > longest) {
+        let limit = self.time_limit_ms.map(|limit| limit.map(Duration::from_millis));
+        if limit.flatten().is_some_and(|limit| limit.is_zero() || limit > longest) {
             return Err(Problem::invalid(
                 "the time limit is out of range",
                 "use at least 1 ms, or leave it out for none",
             ));
         }
-        let attempts = self.max_attempts.or(self.backoff.as_ref().map(BackoffIn::attempts));
-        let backoff = self.backoff.map_or(old.retry.backoff, BackoffIn::resolve);
+        let backoff = self.backoff.map(|backoff| backoff.0);
+        let attempts = self.max_attempts.or(backoff.as_ref().map(BackoffIn::attempts));
+        let backoff = backoff.map_or(old.retry.backoff, BackoffIn::resolve);
         let waits = match &backoff {
             Backoff::Constant { delay } => vec![*delay],
             Backoff::Exponential { first, most } => vec![*first, *most],
@@ -196,9 +212,9 @@ impl SubscriptionIn {
             while_retrying: self.while_retrying.unwrap_or(old.while_retrying),
             on_exhausted: self.on_exhausted.unwrap_or(old.on_exhausted),
             retry: Retry { max_attempts: attempts.unwrap_or(old.retry.max_attempts), backoff },
-            lease: self.lease_ms.map(Duration::from_millis).or(old.lease),
-            time_limit: self.time_limit_ms.map(Duration::from_millis).or(old.time_limit),
-            claim_size: self.claim_size.or(old.claim_size),
+            lease: self.lease_ms.map_or(old.lease, |lease| lease.map(Duration::from_millis)),
+            time_limit: limit.unwrap_or(old.time_limit),
+            claim_size: self.claim_size.unwrap_or(old.claim_size),
         })
     }
 }
@@ -208,7 +224,7 @@ fn start(text: Option<&str>) -> Answer<Start> {
         None | Some("beginning") => Ok(Start::Beginning),
         Some("now") => Ok(Start::Now),
         Some(time) => parse_time(time).map(|time| Start::At(time.0)).ok_or_else(|| {
-            Problem::invalid("this is not a start", "use beginning, now or a time like 2030-01-31T12:00:00Z")
+            Problem::invalid("this is not a start", format!("use beginning, now or a time; {NO_TIME}"))
         }),
     }
 }
@@ -267,7 +283,7 @@ pub(crate) async fn list(
 }
 
 /// One subscription, with exact counts and the rules in force.
-#[utoipa::path(get, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = String, Path)),
+#[utoipa::path(get, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = schema::Name, Path)),
     responses((status = 200, body = SubscriptionOut)), security(("token" = ["consume"]), ("token" = ["manage"])))]
 pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
     let subscription = named(&app, &caller, READ, name).await?;
@@ -275,7 +291,7 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
 }
 
 /// Deletes a subscription with all that it still had to do.
-#[utoipa::path(delete, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = String, Path)),
+#[utoipa::path(delete, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = schema::Name, Path)),
     responses((status = 204, description = "Deleted")), security(("token" = ["manage"])))]
 pub(crate) async fn delete(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
     let subscription = named(&app, &caller, &[Scope::Manage], name).await?;

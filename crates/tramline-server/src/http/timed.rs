@@ -80,7 +80,7 @@ impl Store for Timed {
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
         self.time("extend", self.store.extend(extend)).await
     }
-    async fn release(&self, release: Release) -> Result<()> {
+    async fn release(&self, release: Release) -> Result<u64> {
         self.time("release", self.store.release(release)).await
     }
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
@@ -97,6 +97,9 @@ impl Store for Timed {
     }
     async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
         self.time("read_log", self.store.read_log(read)).await
+    }
+    async fn log_end(&self, topic: &str) -> Result<EventId> {
+        self.time("log_end", self.store.log_end(topic)).await
     }
     async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
         self.time("dead", self.store.dead(page)).await
@@ -137,6 +140,9 @@ impl Store for Timed {
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
         self.time("tallies", self.store.tallies(list)).await
     }
+    async fn tally_counts(&self) -> Result<TallyCounts> {
+        self.time("tally_counts", self.store.tally_counts()).await
+    }
     async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
         self.time("cancel_tally", self.store.cancel_tally(cancel)).await
     }
@@ -169,6 +175,12 @@ impl Store for Timed {
     }
     async fn workers(&self) -> Result<Vec<Worker>> {
         self.time("workers", self.store.workers()).await
+    }
+    async fn see_remote(&self, see: SeeRemote) -> Result<()> {
+        self.time("see_remote", self.store.see_remote(see)).await
+    }
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
+        self.time("remote_workers", self.store.remote_workers(now)).await
     }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.time("sweep", self.store.sweep(sweep)).await

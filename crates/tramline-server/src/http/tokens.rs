@@ -8,6 +8,7 @@ use crate::http::caller::Caller;
 use crate::http::json::{Json, List, When, ok};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -26,15 +27,15 @@ const MOST: usize = 10_000;
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenIn {
+    #[schema(value_type = schema::TokenName)]
     name: String,
-    /// Any of `publish`, `consume`, `manage`, `admin`
-    #[schema(value_type = Vec<String>)]
+    #[schema(min_items = 1)]
     scopes: Vec<Scope>,
     /// Patterns of topics, such as `acme/*` or `acme/**`; left out: all
-    #[schema(value_type = Option<Vec<String>>)]
+    #[schema(value_type = Option<Vec<schema::Pattern>>, max_items = 100)]
     topics: Option<Vec<Pattern>>,
     /// Patterns of subscriptions; left out: all
-    #[schema(value_type = Option<Vec<String>>)]
+    #[schema(value_type = Option<Vec<schema::Pattern>>, max_items = 100)]
     subscriptions: Option<Vec<Pattern>>,
     expires_at: Option<When>,
 }
@@ -51,11 +52,10 @@ impl TokenIn {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct TokenOut {
     name: String,
-    #[schema(value_type = Vec<String>)]
     scopes: Vec<Scope>,
-    #[schema(value_type = Option<Vec<String>>)]
+    #[schema(value_type = Option<Vec<schema::Pattern>>)]
     topics: Option<Vec<Pattern>>,
-    #[schema(value_type = Option<Vec<String>>)]
+    #[schema(value_type = Option<Vec<schema::Pattern>>)]
     subscriptions: Option<Vec<Pattern>>,
     created_at: When,
     expires_at: Option<When>,
@@ -88,7 +88,7 @@ impl From<Token> for TokenOut {
 
 /// Creates a token. Its secret is in the answer, and nowhere else.
 #[utoipa::path(post, path = "/v1/tokens", tag = "tokens", request_body = TokenIn,
-    responses((status = 201, body = NewToken)), security(("token" = ["admin"])))]
+    responses((status = 201, body = NewToken), (status = 409, description = "The name is taken, or there are too many")), security(("token" = ["admin"])))]
 pub(crate) async fn create(
     State(app): State<Shared>,
     caller: Caller,
@@ -151,7 +151,7 @@ pub(crate) async fn list(
 }
 
 /// Drops a token. It is refused here at once, and on other nodes within seconds.
-#[utoipa::path(delete, path = "/v1/tokens/{name}", tag = "tokens", params(("name" = String, Path)),
+#[utoipa::path(delete, path = "/v1/tokens/{name}", tag = "tokens", params(("name" = schema::TokenName, Path)),
     responses((status = 204, description = "Dropped")), security(("token" = ["admin"])))]
 pub(crate) async fn delete(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
     caller.everywhere()?;

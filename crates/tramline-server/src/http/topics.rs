@@ -3,16 +3,17 @@
 use crate::http::app::Shared;
 use crate::http::body;
 use crate::http::caller::Caller;
-use crate::http::json::{List, When, ok};
+use crate::http::json::{List, When, ok, or_null};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use tramline::{Scope, Topic};
+use tramline::{Scope, Topic, TopicSettings};
 use utoipa::ToSchema;
 
 /// Whoever has anything to do with topics may see those of its patterns.
@@ -23,12 +24,15 @@ const SEE: &[Scope] = &[Scope::Publish, Scope::Consume, Scope::Manage];
 #[serde(deny_unknown_fields)]
 pub(crate) struct TopicIn {
     /// How many lanes; never changes. 32 unless set
+    #[schema(minimum = 1, maximum = 4096)]
     lanes: Option<u32>,
     /// How long settled events are kept
+    #[schema(value_type = Option<schema::Millis>)]
     retention_ms: Option<u64>,
-    /// Who is in charge; taken, but not kept yet
-    #[serde(default, rename = "owner")]
-    _owner: Option<String>,
+    /// Who is in charge; null: nobody any longer
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 200, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$")]
+    owner: Option<Option<String>>,
 }
 
 /// A topic.
@@ -37,6 +41,8 @@ pub(crate) struct TopicOut {
     name: String,
     lanes: u32,
     retention_ms: u64,
+    /// Who is in charge, if somebody said so
+    owner: Option<String>,
     created_at: When,
 }
 
@@ -46,6 +52,7 @@ impl From<&Topic> for TopicOut {
             name: topic.name.to_string(),
             lanes: topic.lanes,
             retention_ms: u64::try_from(topic.retention.as_millis()).unwrap_or(u64::MAX),
+            owner: topic.owner.as_deref().map(str::to_owned),
             created_at: When(topic.created_at),
         }
     }
@@ -67,7 +74,7 @@ pub(crate) async fn list(
 }
 
 /// One topic.
-#[utoipa::path(get, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)),
+#[utoipa::path(get, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = schema::Name, Path)),
     responses((status = 200, body = TopicOut)),
     security(("token" = ["publish"]), ("token" = ["consume"]), ("token" = ["manage"])))]
 pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
@@ -78,9 +85,9 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
     Ok(ok(TopicOut::from(topic)).into_response())
 }
 
-/// Creates a topic, or changes how long its settled events are kept.
-#[utoipa::path(put, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)), request_body = TopicIn,
-    responses((status = 200, body = TopicOut)), security(("token" = ["manage"])))]
+/// Creates a topic, or changes how long its settled events are kept and who is in charge. What is left out stays.
+#[utoipa::path(put, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = schema::Name, Path)), request_body = TopicIn,
+    responses((status = 200, body = TopicOut), (status = 409, description = "The number of lanes would change")), security(("token" = ["manage"])))]
 pub(crate) async fn put(
     State(app): State<Shared>,
     caller: Caller,
@@ -96,13 +103,15 @@ pub(crate) async fn put(
         return Err(Problem::invalid("the retention is longer than a hundred years", "use a shorter one"));
     }
     let retention = put.retention_ms.map(Duration::from_millis);
-    let topic = app.ask(app.tram.put_topic(&topic, put.lanes, retention)).await?;
+    let settings = TopicSettings { lanes: put.lanes, retention, owner: put.owner };
+    let topic = app.ask(app.tram.put_topic(&topic, settings)).await?;
     Ok(ok(TopicOut::from(&topic)).into_response())
 }
 
 /// Deletes a topic with its events. Refused while a subscription consumes it.
-#[utoipa::path(delete, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = String, Path)),
-    responses((status = 204, description = "Deleted")), security(("token" = ["manage"])))]
+#[utoipa::path(delete, path = "/v1/topics/{topic}", tag = "topics", params(("topic" = schema::Name, Path)),
+    responses((status = 204, description = "Deleted"), (status = 409, description = "A subscription consumes it")),
+    security(("token" = ["manage"])))]
 pub(crate) async fn delete(State(app): State<Shared>, caller: Caller, name: Name) -> Answer<Response> {
     caller.topic(&[Scope::Manage], &name.0)?;
     let deleted = app.ask(app.tram.delete_topic(&name.checked("topic")?)).await;

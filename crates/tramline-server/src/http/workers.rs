@@ -1,15 +1,15 @@
-//! Who claims over HTTP from this node: in memory only, and bounded.
+//! Who claims over HTTP: what this node has seen since it last told the store, bounded; and the names behind its latest claims.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::time::{Duration, Instant};
-use tramline::Incarnation;
+use tokio::time::Instant;
+use tramline::store::verbs::{REMEMBERED, Seen};
+use tramline::{Incarnation, SubscriptionId, Tramline};
 
 /// How many claims can still be told by the name of their worker.
 const CLAIMS: usize = 10_000;
-/// How many workers are remembered, and for how long.
+/// How many workers this node tells of.
 const WORKERS: usize = 1_000;
-const REMEMBERED: Duration = Duration::from_secs(300);
 
 /// The workers that claim over HTTP, and the claims that are known to be theirs.
 #[derive(Default)]
@@ -19,31 +19,20 @@ pub(crate) struct Workers {
 
 #[derive(Default)]
 struct Inner {
-    seen: HashMap<(Arc<str>, Arc<str>), Seen>,
+    seen: HashMap<(Arc<str>, SubscriptionId), Sight>,
     owners: HashMap<Incarnation, Arc<str>>,
     order: VecDeque<Incarnation>,
 }
 
-#[derive(Clone, Copy)]
-struct Seen {
-    first: Instant,
+struct Sight {
     last: Instant,
-    claims: u64,
-}
-
-/// A worker as it was last seen.
-pub(crate) struct HttpWorker {
-    pub(crate) name: Arc<str>,
-    pub(crate) subscription: Arc<str>,
-    pub(crate) claims: u64,
-    pub(crate) known_for: Duration,
-    pub(crate) idle_for: Duration,
+    /// Claims that the store does not know of.
+    untold: u64,
 }
 
 impl Workers {
     /// A worker claims.
-    pub(crate) fn claims(&self, worker: &str, subscription: &Arc<str>, owner: Incarnation) {
-        let now = Instant::now();
+    pub(crate) fn claims(&self, worker: &str, subscription: SubscriptionId, owner: Incarnation) {
         let worker: Arc<str> = worker.into();
         let mut inner = self.lock();
         if inner.order.len() >= CLAIMS
@@ -53,15 +42,7 @@ impl Workers {
         }
         inner.order.push_back(owner);
         inner.owners.insert(owner, worker.clone());
-        if inner.seen.len() >= WORKERS {
-            inner.seen.retain(|_, seen| now - seen.last < REMEMBERED);
-        }
-        if inner.seen.len() < WORKERS || inner.seen.contains_key(&(worker.clone(), subscription.clone())) {
-            let new = Seen { first: now, last: now, claims: 0 };
-            let seen = inner.seen.entry((worker, subscription.clone())).or_insert(new);
-            seen.last = now;
-            seen.claims += 1;
-        }
+        inner.see(worker, subscription, 1);
     }
 
     /// The name of the worker behind a claim.
@@ -69,25 +50,50 @@ impl Workers {
         self.lock().owners.get(&owner).cloned()
     }
 
-    /// Who claimed in the last minutes, by name.
-    pub(crate) fn list(&self) -> Vec<HttpWorker> {
-        let now = Instant::now();
-        let mut inner = self.lock();
-        inner.seen.retain(|_, seen| now - seen.last < REMEMBERED);
-        let worker = |((name, subscription), seen): (&(Arc<str>, Arc<str>), &Seen)| HttpWorker {
-            name: name.clone(),
-            subscription: subscription.clone(),
-            claims: seen.claims,
-            known_for: now - seen.first,
-            idle_for: now - seen.last,
-        };
-        let mut list: Vec<HttpWorker> = inner.seen.iter().map(worker).collect();
-        list.sort_by(|a, b| (&a.name, &a.subscription).cmp(&(&b.name, &b.subscription)));
-        list
+    /// Tells the store who was seen since the last time, so that all nodes know.
+    pub(crate) async fn tell(&self, tram: &Tramline) {
+        let untold = self.lock().take_untold();
+        if untold.is_empty() {
+            return;
+        }
+        if let Err(error) = tram.see_remote(untold.clone()).await {
+            tracing::debug!(error = %error, "the store was not told who works; the next time");
+            self.lock().put_back(untold);
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn see(&mut self, worker: Arc<str>, subscription: SubscriptionId, claims: u64) {
+        let now = Instant::now();
+        if self.seen.len() >= WORKERS {
+            self.seen.retain(|_, sight| now - sight.last < REMEMBERED);
+        }
+        if self.seen.len() < WORKERS || self.seen.contains_key(&(worker.clone(), subscription)) {
+            let new = Sight { last: now, untold: 0 };
+            let sight = self.seen.entry((worker, subscription)).or_insert(new);
+            sight.last = now;
+            sight.untold += claims;
+        }
+    }
+
+    fn take_untold(&mut self) -> Vec<Seen> {
+        let mut untold = Vec::new();
+        for ((name, subscription), sight) in self.seen.iter_mut().filter(|(_, sight)| sight.untold > 0) {
+            let claims = std::mem::take(&mut sight.untold);
+            untold.push(Seen { name: name.to_string(), subscription: *subscription, claims });
+        }
+        untold
+    }
+
+    fn put_back(&mut self, untold: Vec<Seen>) {
+        for seen in untold {
+            self.see(seen.name.into(), seen.subscription, seen.claims);
+        }
     }
 }
 
@@ -99,10 +105,22 @@ mod tests {
     fn what_is_remembered_is_bounded() {
         let workers = Workers::default();
         for number in 0..(CLAIMS as i64 + 5) {
-            workers.claims(&format!("w{number}"), &"queue".into(), Incarnation(number));
+            workers.claims(&format!("w{number}"), SubscriptionId(1), Incarnation(number));
         }
-        assert_eq!(workers.list().len(), WORKERS);
+        assert_eq!(workers.lock().take_untold().len(), WORKERS);
         assert_eq!(workers.name(Incarnation(0)), None);
         assert_eq!(workers.name(Incarnation(CLAIMS as i64)).as_deref(), Some("w10000"));
+    }
+
+    #[test]
+    fn what_could_not_be_told_is_told_the_next_time() {
+        let workers = Workers::default();
+        workers.claims("ada", SubscriptionId(1), Incarnation(1));
+        let untold = workers.lock().take_untold();
+        workers.lock().put_back(untold);
+        workers.claims("ada", SubscriptionId(1), Incarnation(2));
+        let seen = Seen { name: "ada".into(), subscription: SubscriptionId(1), claims: 2 };
+        assert_eq!(workers.lock().take_untold(), [seen]);
+        assert_eq!(workers.lock().take_untold(), []);
     }
 }

@@ -1,6 +1,7 @@
 //! Connections: accepted up to a limit, each with its own time-outs, and ended in order.
 
 use crate::http::app::Shared;
+use crate::http::limits::MAX_HEAD;
 use crate::serve::stall::Stall;
 use crate::serve::tls::Tls;
 use axum::Router;
@@ -16,8 +17,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-/// The largest head of a request, in bytes.
-const MAX_HEAD: usize = 64 << 10;
 /// How long to wait when the system has no more sockets to give.
 const OUT_OF_SOCKETS: Duration = Duration::from_millis(100);
 /// The answer to one connection too many.

@@ -66,7 +66,7 @@ impl Server {
         let app = App::new(tram.clone(), config, access, metrics);
         let keeping = tokio::spawn({
             let app = app.clone();
-            async move { app.access.keep_current().await }
+            async move { app.keep_current().await }
         });
         let scheme = if tls.is_some() { "https" } else { "http" };
         tracing::info!(store = without_password(&app.config.store), "listening on {scheme}://{address}");
@@ -87,6 +87,7 @@ impl Server {
         self.listening.finish(Duration::from_millis(self.app.config.drain_ms)).await;
         self.keeping.abort();
         self.app.access.write_uses().await;
+        self.app.workers.tell(&self.app.tram).await;
         self.app.tram.close().await;
     }
 }

@@ -1,6 +1,7 @@
 //! Events in, by `emit`, and out, by `tail`.
 
-use crate::server::Server;
+use crate::node::until;
+use crate::server::{Said, Server};
 use serde_json::{Value, json};
 
 /// The events of a topic, as `tail` shows them.
@@ -121,4 +122,18 @@ fn tail_goes_on_after_an_event_and_follows_one_key() {
         .collect();
     let out = server.ok(&["tail", "t", "--key", "a", "--after", &ids[0], "--count", "1"]);
     assert!(out.starts_with(&ids[2]), "{out}");
+}
+
+#[test]
+fn tail_from_now_shows_only_what_comes() {
+    let server = Server::start();
+    server.ok(&["emit", "t", "1"]);
+    let tail = server.command(&["tail", "t", "--from-now", "--count", "2", "--json"]).spawn().unwrap();
+    // The place at which it begins is fixed from here on.
+    until(|| server.metrics().contains("verb=\"log_end\"} 1").then_some(()));
+    server.ok(&["emit", "t", "2"]);
+    server.ok(&["emit", "t", "3"]);
+    let said = Said::from(tail.wait_with_output().unwrap());
+    let events = said.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    assert_eq!(events.map(|event| event["payload"].clone()).collect::<Vec<_>>(), [json!(2), json!(3)]);
 }

@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod emit;
+#[path = "../node/mod.rs"]
+mod node;
 mod operate;
 mod server;
 mod tally;

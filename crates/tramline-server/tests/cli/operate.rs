@@ -98,17 +98,33 @@ fn exit_codes_tell_failures_apart() {
 #[test]
 fn help_has_examples_and_exit_codes_but_no_secrets() {
     let server = Server::start_with(Some("root-secret-of-this-test"));
-    for command in ["emit", "tail", "work", "stats", "pause", "dead", "parked", "event", "tally", "token"] {
+    let all = server.ok(&["--help"]);
+    let commands = commands(&all).into_iter().filter(|it| !OWN.contains(it));
+    for command in commands {
         let help = server.ok(&[command, "--help"]);
-        assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
-        assert!(!help.contains("root-secret"), "{help}");
+        let nested = self::commands(&help).into_iter().filter(|it| *it != "help");
+        let nested = nested.map(|verb| server.ok(&[command, verb, "--help"]));
+        for help in nested.chain([help.clone()]) {
+            assert!(help.contains("Examples:\n  tramline ") && help.contains("Exit codes:"), "{help}");
+            assert!(!help.contains("root-secret"), "{help}");
+        }
     }
+}
+
+/// Commands that do not talk to a server.
+const OWN: [&str; 6] = ["serve", "config", "bench", "migrate", "completions", "help"];
+
+/// The commands that a help lists.
+fn commands(help: &str) -> Vec<&str> {
+    let Some((_, list)) = help.split_once("\nCommands:\n") else { return Vec::new() };
+    let lines = list.lines().take_while(|line| !line.is_empty());
+    lines.filter(|line| !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next()).collect()
 }
 
 #[test]
 fn a_reader_that_has_seen_enough_ends_a_command_quietly() {
     let server = Server::start();
-    let script = format!("{} completions bash | head -n 1", env!("CARGO_BIN_EXE_tramline"));
+    let script = format!("{} completions bash | head -n 1", crate::node::PROGRAM);
     let output =
         std::process::Command::new("sh").args(["-c", &script]).current_dir(server.file("")).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");

@@ -1,19 +1,14 @@
 //! A server of its own for each test, and the commands that talk to it.
 
+use crate::node::{Launch, Node, PROGRAM};
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_tramline");
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running server with an empty store. It ends with the test.
 pub(crate) struct Server {
-    process: Child,
-    url: String,
-    folder: tempfile::TempDir,
+    node: Node,
     token: Option<&'static str>,
 }
 
@@ -32,27 +27,14 @@ impl Server {
 
     /// With a token that may do everything, and that every command shows unless told otherwise.
     pub(crate) fn start_with(token: Option<&'static str>) -> Server {
-        let folder = tempfile::tempdir().unwrap();
-        let address = folder.path().join("address");
-        let mut serve = Command::new(PROGRAM);
-        serve.args(["serve", "--listen", "127.0.0.1:0", "--address-file"]).arg(&address);
-        serve.arg("--store").arg(format!("sqlite://{}", folder.path().join("test.db").display()));
-        if let Some(token) = token {
-            serve.env("TRAMLINE_ROOT_TOKEN", token);
-        }
-        let process = serve.args(["--log", "warn"]).stdin(Stdio::null()).spawn().unwrap();
-        let mut server = Server { process, url: String::new(), folder, token };
-        until("the server listens", || {
-            let address = std::fs::read_to_string(&address).unwrap_or_default();
-            server.url = format!("http://{address}");
-            address.parse::<std::net::SocketAddr>().is_ok()
-        });
-        server
+        let launch =
+            token.into_iter().fold(Launch::default(), |it, token| it.env("TRAMLINE_ROOT_TOKEN", token));
+        Server { node: launch.start(), token }
     }
 
     /// A file of this test.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.node.directory.path().join(name)
     }
 
     /// A file of this test with something in it.
@@ -69,7 +51,7 @@ impl Server {
 
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(PROGRAM);
-        command.args(args).env("TRAMLINE_SERVER", &self.url).current_dir(self.folder.path());
+        command.args(args).env("TRAMLINE_SERVER", self.node.url("")).current_dir(self.node.directory.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         match self.token {
             Some(token) => command.env("TRAMLINE_TOKEN", token),
@@ -110,7 +92,7 @@ impl Server {
 
     /// Creates a subscription with a policy, which no command does.
     pub(crate) fn subscribe(&self, name: &str, policy: Value) {
-        let url = format!("{}/v1/subscriptions/{name}", self.url);
+        let url = self.node.url(&format!("/v1/subscriptions/{name}"));
         self.request(|client| {
             client.put(url).header("content-type", "application/json").body(policy.to_string())
         });
@@ -118,23 +100,18 @@ impl Server {
 
     /// Deletes a subscription, which no command does.
     pub(crate) fn unsubscribe(&self, name: &str) {
-        self.request(|client| client.delete(format!("{}/v1/subscriptions/{name}", self.url)));
+        self.request(|client| client.delete(self.node.url(&format!("/v1/subscriptions/{name}"))));
     }
 
-    fn request(&self, make: impl FnOnce(reqwest::Client) -> reqwest::RequestBuilder) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let client = reqwest::Client::builder().no_proxy().build().unwrap();
-            let answer = make(client).send().await.unwrap();
+    pub(crate) fn metrics(&self) -> String {
+        block_on(self.node.metrics())
+    }
+
+    fn request(&self, make: impl FnOnce(&reqwest::Client) -> reqwest::RequestBuilder) {
+        block_on(async {
+            let answer = make(&self.node.http).send().await.unwrap();
             assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
         });
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -155,10 +132,7 @@ pub(crate) fn read(pipe: &Path) -> String {
     std::fs::read_to_string(pipe).unwrap()
 }
 
-fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !reached() {
-        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
-        std::thread::yield_now();
-    }
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(work)
 }

@@ -53,7 +53,7 @@ fn a_failure_keeps_the_last_line_of_standard_error() {
     emit(&server, &["1"]);
     let said = work(&server, "echo first >&2; echo 'disk full' >&2; exit 3", &["--json"]);
     let line: Value = serde_json::from_str(&said.out).unwrap();
-    assert_eq!((&line["outcome"], &line["error"]), (&json!("retry"), &json!("exit status: 3: disk full")));
+    assert_eq!((&line["outcome"], &line["error"]), (&json!("dead"), &json!("exit status: 3: disk full")));
     assert_eq!(said.err, "first\ndisk full\n", "it is shown as well");
     assert_eq!(server.json(&["dead", "list", "t"])["error"], "exit status: 3: disk full");
 }
@@ -176,13 +176,20 @@ fn an_idle_worker_does_not_wait_for_its_claim_to_end() {
 
 #[test]
 fn a_lease_is_extended_while_the_command_runs() {
-    let server = Server::start();
-    emit(&server, &["1"]);
+    for guarantee in ["at_least_once", "at_most_once"] {
+        let server = Server::start();
+        server.subscribe("t", json!({"topics": ["t"], "guarantee": guarantee}));
+        extends(&server);
+    }
+}
+
+fn extends(server: &Server) {
+    emit(server, &["1"]);
     // The command itself waits until something changes about its event.
-    let look = format!("{} event $TRAMLINE_EVENT_ID --json", env!("CARGO_BIN_EXE_tramline"));
+    let look = format!("{} event $TRAMLINE_EVENT_ID --json", crate::node::PROGRAM);
     let script =
         format!(r#"a=$({look}); b="$a"; while [ "$a" = "$b" ]; do b=$({look}); done; echo "$a"; echo "$b""#);
-    let said = work(&server, &script, &["--lease", "3s"]);
+    let said = work(server, &script, &["--lease", "3s"]);
     let seen: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (before, after) = (&seen[0]["deliveries"][0], &seen[1]["deliveries"][0]);
     assert_eq!((&before["status"], &after["status"]), (&json!("leased"), &json!("leased")));

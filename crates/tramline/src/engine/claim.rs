@@ -204,7 +204,7 @@ impl Claimer {
                 owner: run.tram.incarnation(),
                 max_events: wanted,
                 max_bytes: MAX_BYTES,
-                lease: None,
+                lease: Some(run.subscription.policy.lease()),
                 suspects,
                 share,
                 known: self.known(),
@@ -294,19 +294,22 @@ async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) ->
     let hands: Vec<Arc<Hand>> =
         slices.into_iter().map(|slice| Arc::new(Hand::new(run.clone(), slice, taken))).collect();
     if run.is_ordered() {
-        lose_earlier(run, &hands);
+        meet_earlier(run, &hands);
     }
     hands.iter().for_each(|hand| run.ledger.add(hand.clone()));
-    run.set_aside(run.dispatch.add(&hands));
+    run.dispatch.add(&hands);
     got
 }
 
-/// A lane that came under a new epoch was lost in between, with all that is still in hand of it.
-fn lose_earlier(run: &Run, hands: &[Arc<Hand>]) {
-    let epochs: HashMap<LaneId, i64> = hands.iter().map(|hand| (hand.lease.lane, hand.lease.epoch)).collect();
+/// A lane that came under a new epoch was lost in between, with all that is still in hand of it. Under the same epoch that lasts
+/// as long as what came now.
+fn meet_earlier(run: &Run, hands: &[Arc<Hand>]) {
+    let lanes: HashMap<LaneId, &Hand> = hands.iter().map(|hand| (hand.lease.lane, &**hand)).collect();
     for hand in run.ledger.all() {
-        if epochs.get(&hand.lease.lane).is_some_and(|epoch| *epoch != hand.lease.epoch) {
-            run.lose(&hand);
+        match lanes.get(&hand.lease.lane) {
+            Some(new) if new.lease.epoch != hand.lease.epoch => run.lose(&hand),
+            Some(new) => hand.extend(new.until(), new.deadline()),
+            None => {}
         }
     }
 }

@@ -96,6 +96,9 @@ impl Context {
     /// counts only if its transaction did not settle.
     pub fn settlement(&self, outcome: Outcome) -> Settle {
         let run = &self.hand.run;
+        if !outcome.is_done() {
+            self.hand.doubt();
+        }
         let outcomes = vec![(self.event().id.index(), outcome)];
         let results = vec![SettleSlice { lease: self.hand.lease, outcomes }];
         Settle { subscription: run.subscription.id, results, now: run.tram.clock().now() }

@@ -4,11 +4,10 @@ use crate::engine::tramline::Tramline;
 use crate::error::{Error, Result};
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::{AuditEntry, RuleKind};
-use crate::model::subscription::{Policy, Start, Subscription, Topic};
+use crate::model::subscription::{Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::Time;
 use crate::store::verbs::*;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// How many steps of a back-fill are made at once: some ten thousand events.
 const CATCH_UP: u32 = 16;
@@ -16,18 +15,13 @@ const CATCH_UP: u32 = 16;
 /// All errors: `NotFound` for names that do not exist, `Unavailable` when the store does not answer. Dropping a future leaves open
 /// whether the step happened, but never half of it.
 impl Tramline {
-    /// Creates a topic, or changes how long its settled events are kept. `lanes`: `None` is the default (32), and it never changes.
+    /// Creates a topic, or changes what may change of it.
     ///
     /// # Errors
     /// `Conflict` when it exists with another number of lanes.
-    pub async fn put_topic(
-        &self,
-        name: &str,
-        lanes: Option<u32>,
-        retention: Option<Duration>,
-    ) -> Result<Topic> {
+    pub async fn put_topic(&self, name: &str, settings: TopicSettings) -> Result<Topic> {
         let now = self.clock().now();
-        self.store().put_topic(PutTopic { name: name.to_owned(), lanes, retention, now }).await
+        self.store().put_topic(PutTopic { name: name.to_owned(), settings, now }).await
     }
 
     /// All topics, by name.
@@ -38,7 +32,7 @@ impl Tramline {
         self.store().topics().await
     }
 
-    /// Deletes a topic with its events.
+    /// Deletes a topic with its events. It is gone at once; sweeps remove what it took up, in steps.
     ///
     /// # Errors
     /// `Conflict` while a subscription consumes it.
@@ -104,7 +98,7 @@ impl Tramline {
         })
     }
 
-    /// Deletes a subscription with all that it still had to do.
+    /// Deletes a subscription with all that it still had to do. It is gone at once; sweeps remove what it took up, in steps.
     ///
     /// # Errors
     /// `NotFound`.
@@ -258,12 +252,37 @@ impl Tramline {
         self.store().read_log(ReadLog { topic: topic.to_owned(), after, limit }).await
     }
 
+    /// Where the log of a topic ends now: whoever reads on from there gets all that is stored from now on, and nothing of before
+    /// this call was made, but for what is being written just then.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unavailable` also while a transaction has been writing to the topic for long.
+    pub async fn log_end(&self, topic: &str) -> Result<EventId> {
+        self.store().log_end(topic).await
+    }
+
     /// The living workers, in birth order.
     ///
     /// # Errors
     /// `Unavailable`.
     pub async fn workers(&self) -> Result<Vec<Worker>> {
         self.store().workers().await
+    }
+
+    /// Records that remote workers claimed, so that all nodes know of them.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn see_remote(&self, workers: Vec<Seen>) -> Result<()> {
+        self.store().see_remote(SeeRemote { workers, now: self.clock().now() }).await
+    }
+
+    /// Workers that claimed through some node in the last minutes, by name.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn remote_workers(&self) -> Result<Vec<RemoteWorker>> {
+        self.store().remote_workers(self.clock().now()).await
     }
 
     async fn set_rule(

@@ -3,9 +3,7 @@
 use crate::engine::hand::Hand;
 use crate::engine::handler::Handlers;
 use crate::model::id::{EventId, LaneId};
-use crate::model::lease::Lease;
 use crate::model::outcome::Outcome;
-use crate::model::subscription::{OnExhausted, Policy};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,30 +41,31 @@ struct State {
     closed: bool,
 }
 
-/// The events of one key. A line exists while one of them runs or waits, and while a failure of one is not yet settled: until
-/// then the store may still give later ones away, without knowing.
+/// The events of one key. A line exists while one of them runs or waits, and while a failure of one is not yet settled.
 #[derive(Debug, Default)]
 struct Line {
     running: bool,
     waiting: VecDeque<Task>,
-    /// This event has to run again first; what follows it under the same epoch must not run. Under another epoch the store has
-    /// decided anew.
-    stopped_by: Option<(i64, EventId)>,
-    /// The first event that was refused because of that.
-    refused: Option<(Lease, EventId)>,
-    /// Events that died; whoever comes next is told.
+    stop: Option<Stop>,
+}
+
+/// A failure of which the store does not know yet. Only the store can say whether the event runs again, so nothing that follows
+/// it under the same epoch starts before that. Under another epoch the store has decided anew.
+#[derive(Debug)]
+struct Stop {
+    epoch: i64,
+    by: EventId,
+    /// What the next event is told if it may go on: this one, and what this one was told.
     skipped: Vec<EventId>,
 }
 
-/// What an outcome means for the later events of the key.
+/// What the store made of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
-    /// They go on.
-    GoOn,
-    /// They go on, and are told that this one was skipped.
-    Skip,
-    /// They wait until this one has run again.
-    Stop,
+pub(crate) enum Verdict {
+    /// It runs again, or is held: what follows was taken back.
+    Waits,
+    /// It will not be seen again: what follows goes on. Also if the lease was lost, and with it what follows.
+    GoesOn,
 }
 
 impl Dispatch {
@@ -74,9 +73,8 @@ impl Dispatch {
         Dispatch { ordered, state: Mutex::default(), idle: AtomicUsize::new(0), more: Notify::new() }
     }
 
-    /// Adds what one claim gave. Gives back events that must not run: an earlier one of their key has failed meanwhile, and the
-    /// store will set them aside when it learns of that.
-    pub(crate) fn add(&self, hands: &[Arc<Hand>]) -> Vec<Task> {
+    /// Adds what one claim gave.
+    pub(crate) fn add(&self, hands: &[Arc<Hand>]) {
         let mut tasks: Vec<Task> = Vec::with_capacity(hands.iter().map(|hand| hand.events.len()).sum());
         for hand in hands {
             let all = 0..hand.events.len() as u32;
@@ -86,21 +84,14 @@ impl Dispatch {
             // Events of one key may be spread over several slices of one chunk, and slices come in no order of their events.
             tasks.sort_by_key(Task::id);
         }
-        let mut refused = Vec::new();
-        let mut state = self.state();
-        let before = state.ready.len();
-        for task in tasks {
-            match self.line_of(&task) {
-                None => state.ready.push_back(task),
-                Some(key) => refused.extend(state.queue_up(key, task)),
+        self.change(|state| {
+            for task in tasks {
+                match self.line_of(&task) {
+                    None => state.ready.push_back(task),
+                    Some(key) => state.queue_up(key, task),
+                }
             }
-        }
-        let added = state.ready.len() - before;
-        drop(state);
-        for _ in 0..added.min(self.idle.load(Ordering::SeqCst)) {
-            self.more.notify_one();
-        }
-        refused
+        });
     }
 
     /// Takes the next event, and more of its type if its handler takes several at once. False when there will be none any more.
@@ -144,28 +135,22 @@ impl Dispatch {
         Some(true)
     }
 
-    /// An event has its outcome; `None` if it will get none. What was lost gets none. Gives back later events of its key that must not run now, and
-    /// whether the hand has all its outcomes.
-    pub(crate) fn record(
-        &self,
-        task: &mut Task,
-        outcome: Option<Outcome>,
-        policy: &Policy,
-    ) -> (bool, Vec<Task>) {
+    /// An event has its outcome; `None` if it will get none. What was lost gets none. True if the hand has all its outcomes.
+    pub(crate) fn record(&self, task: &mut Task, outcome: Option<Outcome>) -> bool {
         let Some(key) = self.line_of(task) else {
             let outcome = outcome.filter(|_| !task.hand.is_lost());
-            return (keep(task, outcome), Vec::new());
+            return keep(task, outcome);
         };
         // Recorded while the state is locked: the settler takes all outcomes of a lane in one step under the same lock, so a
         // later event of a key is never settled without the earlier one.
         // Whoever loses a hand clears away its failures after that, and under the lock too.
         let mut state = self.state();
         let outcome = outcome.filter(|_| !task.hand.is_lost());
-        let next = outcome.as_ref().map_or(Next::GoOn, |outcome| next(task, outcome, policy));
+        let failed = outcome.as_ref().is_some_and(|outcome| !outcome.is_done() || task.hand.is_doubted());
         let finished = keep(task, outcome);
-        let refused = state.go_on(key, task, next);
-        drop(state);
-        (finished, refused)
+        // Nobody is woken: the runner that was busy with this event takes the next one.
+        state.go_on(key, task, failed);
+        finished
     }
 
     /// Runs `take` while no outcome can be recorded in an ordered subscription.
@@ -174,30 +159,11 @@ impl Dispatch {
         take()
     }
 
-    /// The store knows of these failures, or never will: what it gives out from now on takes them into account, or runs them
-    /// again first. Gives the first event of each key that was refused because of them.
-    pub(crate) fn confirm(&self, hand: &Hand, positions: impl Iterator<Item = u32>) -> Vec<(Lease, EventId)> {
-        let mut refused = Vec::new();
-        if !self.ordered {
-            return refused;
-        }
-        let mut state = self.state();
-        for at in positions {
-            let Some(key) = line_of(hand, at) else { continue };
-            if let Entry::Occupied(mut entry) = state.lines.entry(key) {
-                let line = entry.get_mut();
-                if line.stopped_by == Some((hand.lease.epoch, hand.id(at))) {
-                    line.stopped_by = None;
-                    refused.extend(line.refused.take());
-                }
-                // Later ones may have died since these outcomes were taken; the store does not know of them yet.
-                line.skipped.retain(|skipped| *skipped > hand.id(at));
-                if line.is_over() {
-                    entry.remove();
-                }
-            }
-        }
-        refused
+    /// The store knows of a failure, or never will. Gives the later events of its key if they must not run.
+    pub(crate) fn confirm(&self, hand: &Hand, at: u32, verdict: Verdict) -> Vec<Task> {
+        let key = if self.ordered { line_of(hand, at) } else { None };
+        let Some(key) = key else { return Vec::new() };
+        self.change(|state| state.confirm(key, (hand.lease.epoch, hand.id(at)), verdict))
     }
 
     /// Gives out nothing any more, and gives back what nobody has begun.
@@ -213,6 +179,19 @@ impl Dispatch {
         tasks
     }
 
+    /// Changes what is ready, and wakes as many runners as have something to do now.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state();
+        let before = state.ready.len();
+        let value = change(&mut state);
+        let added = state.ready.len() - before;
+        drop(state);
+        for _ in 0..added.min(self.idle.load(Ordering::SeqCst)) {
+            self.more.notify_one();
+        }
+        value
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -223,68 +202,75 @@ impl Dispatch {
 }
 
 impl State {
-    /// Puts an event at the end of its line; the first one is ready. Gives it back if it must not run.
-    fn queue_up(&mut self, key: (LaneId, Arc<str>), mut task: Task) -> Option<Task> {
+    /// Puts an event at the end of its line; the first one is ready.
+    fn queue_up(&mut self, key: (LaneId, Arc<str>), task: Task) {
         let line = self.lines.entry(key).or_default();
-        let stops = |(epoch, by)| epoch == task.hand.lease.epoch && by < task.id();
-        if !task.hand.replayed && line.stopped_by.is_some_and(stops) {
-            line.refuse(&task);
-            return Some(task);
-        }
-        task.skipped.append(&mut line.skipped);
-        if line.running {
-            line.waiting.push_back(task);
-        } else {
-            line.running = true;
-            self.ready.push_back(task);
-        }
-        None
+        line.waiting.push_back(task);
+        self.ready.extend(line.next());
     }
 
     /// An event of a line has ended.
-    fn go_on(&mut self, key: (LaneId, Arc<str>), ended: &mut Task, next: Next) -> Vec<Task> {
-        let id = ended.id();
-        let mut refused = Vec::new();
-        let Entry::Occupied(mut entry) = self.lines.entry(key) else { return refused };
+    fn go_on(&mut self, key: (LaneId, Arc<str>), ended: &mut Task, failed: bool) {
+        let Entry::Occupied(mut entry) = self.lines.entry(key) else { return };
         let line = entry.get_mut();
         line.running = false;
-        match next {
-            Next::GoOn => {}
-            Next::Skip => {
-                let skipped = line.waiting.front_mut().map_or(&mut line.skipped, |task| &mut task.skipped);
-                skipped.append(&mut ended.skipped);
-                skipped.push(id);
-            }
-            Next::Stop => {
-                line.stopped_by = Some((ended.hand.lease.epoch, id));
-                let may_run = |task: &Task| task.hand.replayed || task.id() < id;
-                let (stay, go) = line.waiting.drain(..).partition(may_run);
-                line.waiting = stay;
-                refused = go.into();
-                line.refused = None;
-                refused.iter().for_each(|task| line.refuse(task));
-            }
+        // What was replayed is outside the order.
+        if failed && !ended.hand.replayed {
+            let mut skipped = std::mem::take(&mut ended.skipped);
+            skipped.push(ended.id());
+            line.stop = Some(Stop { epoch: ended.hand.lease.epoch, by: ended.id(), skipped });
         }
-        if let Some(task) = line.waiting.pop_front() {
-            line.running = true;
-            self.ready.push_back(task);
-        } else if line.is_over() {
+        self.ready.extend(line.next());
+        if line.is_over() {
             entry.remove();
         }
-        refused
+    }
+
+    fn confirm(&mut self, key: (LaneId, Arc<str>), failure: (i64, EventId), verdict: Verdict) -> Vec<Task> {
+        let Entry::Occupied(mut entry) = self.lines.entry(key) else { return Vec::new() };
+        let line = entry.get_mut();
+        let Some(mut stop) = line.stop.take_if(|stop| (stop.epoch, stop.by) == failure) else {
+            return Vec::new();
+        };
+        let mut refused = VecDeque::new();
+        match verdict {
+            Verdict::Waits => {
+                (refused, line.waiting) = line.waiting.drain(..).partition(|task| stop.holds(task));
+            }
+            Verdict::GoesOn => {
+                if let Some(next) = line.waiting.iter_mut().find(|task| stop.holds(task)) {
+                    next.skipped.append(&mut stop.skipped);
+                }
+            }
+        }
+        self.ready.extend(line.next());
+        if line.is_over() {
+            entry.remove();
+        }
+        refused.into()
     }
 }
 
 impl Line {
-    fn refuse(&mut self, task: &Task) {
-        let first = self.refused.is_none_or(|(_, first)| task.id() < first);
-        if first {
-            self.refused = Some((task.hand.lease, task.id()));
+    /// The next event that may run, if none does.
+    fn next(&mut self) -> Option<Task> {
+        if self.running {
+            return None;
         }
+        let stop = self.stop.as_ref();
+        let at = self.waiting.iter().position(|task| !stop.is_some_and(|stop| stop.holds(task)))?;
+        self.running = true;
+        self.waiting.remove(at)
     }
 
     fn is_over(&self) -> bool {
-        !self.running && self.waiting.is_empty() && self.stopped_by.is_none() && self.skipped.is_empty()
+        !self.running && self.waiting.is_empty() && self.stop.is_none()
+    }
+}
+
+impl Stop {
+    fn holds(&self, task: &Task) -> bool {
+        !task.hand.replayed && task.hand.lease.epoch == self.epoch && task.id() > self.by
     }
 }
 
@@ -301,25 +287,5 @@ fn keep(task: &Task, outcome: Option<Outcome>) -> bool {
     match outcome {
         Some(outcome) => task.hand.record(task.at, outcome),
         None => task.hand.set_aside(task.at),
-    }
-}
-
-/// What the store will make of the outcome, so that nothing starts which it is going to set aside.
-fn next(task: &Task, outcome: &Outcome, policy: &Policy) -> Next {
-    if task.hand.replayed {
-        return Next::GoOn;
-    }
-    let exhausted = match policy.on_exhausted {
-        OnExhausted::Hold => Next::Stop,
-        OnExhausted::Dead | OnExhausted::Drop => Next::Skip,
-    };
-    match outcome {
-        Outcome::Done => Next::GoOn,
-        Outcome::Snooze { .. } => Next::Stop,
-        Outcome::Dead { .. } => exhausted,
-        Outcome::Retry { .. } => {
-            let again = policy.retry.delay_after(task.hand.attempts + 1, task.id());
-            if again.is_some() && !policy.is_at_most_once() { Next::Stop } else { exhausted }
-        }
     }
 }

@@ -81,7 +81,12 @@ impl Emitter {
         let size = (bytes >> 10).clamp(1, ROOM) as u32;
         let room = self.inner.room.clone().acquire_many_owned(size).await.map_err(|_| closed())?;
         let (reply, answer) = oneshot::channel();
-        self.join(Waiting { unit, bytes, reply, _room: room });
+        let waiting = Waiting { unit, bytes, reply, _room: room };
+        match self.inner.claim_a_turn() {
+            // Nobody else depends on this group, so it needs no task of its own, and no hand-over to one.
+            Some(flushing) => drop(write(flushing, vec![waiting]).await),
+            None => self.join(waiting),
+        }
         answer.await.map_err(|_| closed())?
     }
 
@@ -104,39 +109,60 @@ pub(crate) fn check(unit: &[Event]) -> Result<()> {
     unit.iter().try_for_each(Event::check)
 }
 
-/// One of the tasks that write groups. Dropping it, even by a panic, lets another take its place.
-struct Flushing(Arc<Inner>);
+/// The right to write a group. Dropping it, even by a panic or a caller that goes away, lets the next one write.
+struct Flushing {
+    inner: Arc<Inner>,
+    counted: bool,
+}
 
-impl Drop for Flushing {
-    fn drop(&mut self) {
-        self.0.queue().flushing -= 1;
+impl Flushing {
+    /// Counted down while the queue is locked: an emit either was seen by this task or starts one of its own.
+    fn end(mut self, queue: &mut Queue) {
+        queue.flushing -= 1;
+        self.counted = false;
     }
 }
 
-async fn flush_all(flushing: Flushing) {
-    let inner = flushing.0.clone();
+impl Drop for Flushing {
+    fn drop(&mut self) {
+        if self.counted {
+            self.inner.queue().flushing -= 1;
+            self.inner.start_flushing();
+        }
+    }
+}
+
+async fn flush_all(mut flushing: Flushing) {
+    let inner = flushing.inner.clone();
     loop {
+        // Whoever is about to emit, because the last group answered him, joins this one: fewer and larger commits.
+        tokio::task::yield_now().await;
         let group = {
             let mut queue = inner.queue();
             let group = inner.next_group(&mut queue.waiting);
             if group.is_empty() {
-                // Counted down while the queue is locked: an emit either is seen here or starts a task of its own.
-                queue.flushing -= 1;
-                drop(queue);
-                std::mem::forget(flushing);
-                return;
+                return flushing.end(&mut queue);
             }
             group
         };
-        let writing = inner.clone().flush(group);
-        tokio::pin!(writing);
-        if tokio::time::timeout(SLOW, &mut writing).await.is_err() {
-            // Somebody holds a key that is in the group. Others need not wait for that: another task takes this one's place.
-            drop(flushing);
-            inner.start_flushing();
-            return writing.await;
+        match write(flushing, group).await {
+            Some(again) => flushing = again,
+            None => return,
         }
     }
+}
+
+/// Writes a group, and gives the right to write back if it did not take long.
+async fn write(flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> {
+    let writing = flushing.inner.clone().flush(group);
+    tokio::pin!(writing);
+    if tokio::time::timeout(SLOW, &mut writing).await.is_ok() {
+        return Some(flushing);
+    }
+    // Somebody holds a key that is in the group. Others need not wait for that: another task takes this one's place.
+    drop(flushing);
+    writing.await;
+    None
 }
 
 impl Inner {
@@ -144,10 +170,22 @@ impl Inner {
     fn start_flushing(self: &Arc<Self>) {
         let mut queue = self.queue();
         if queue.flushing < self.flushers && !queue.waiting.is_empty() {
+            // Without a runtime everything is over, and whoever waits is gone.
+            let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
             queue.flushing += 1;
             // A task of its own and not the caller's future, which may be dropped while others depend on the group.
-            tokio::spawn(flush_all(Flushing(self.clone())));
+            runtime.spawn(flush_all(Flushing { inner: self.clone(), counted: true }));
         }
+    }
+
+    /// The right to write at once, if nobody waits and not too many write.
+    fn claim_a_turn(self: &Arc<Self>) -> Option<Flushing> {
+        let mut queue = self.queue();
+        if queue.flushing >= self.flushers || !queue.waiting.is_empty() {
+            return None;
+        }
+        queue.flushing += 1;
+        Some(Flushing { inner: self.clone(), counted: true })
     }
 
     fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {

@@ -29,6 +29,8 @@ pub(crate) struct Hand {
     deadline: AtomicU64,
     lost: AtomicBool,
     started: AtomicBool,
+    /// A handler may have told the store of a failure itself, whatever it returns.
+    doubted: AtomicBool,
     /// Positions that have neither an outcome nor were set aside.
     pending: AtomicU64,
     /// Positions that are done and not yet taken by the settler.
@@ -59,6 +61,7 @@ impl Hand {
             deadline: AtomicU64::new((taken.reading + lasts).as_millis() as u64),
             lost: AtomicBool::new(false),
             started: AtomicBool::new(false),
+            doubted: AtomicBool::new(false),
             pending: AtomicU64::new(Mask::first(slice.events.len() as u32).to_i64().cast_unsigned()),
             done: AtomicU64::new(0),
             other: Mutex::default(),
@@ -127,10 +130,20 @@ impl Hand {
         self.started.load(Ordering::Acquire)
     }
 
-    /// The lease lasts longer.
+    /// Remembers that a handler may tell the store of a failure itself.
+    pub(crate) fn doubt(&self) {
+        self.doubted.store(true, Ordering::Release);
+    }
+
+    /// True if what a handler returns may not be what the store was told.
+    pub(crate) fn is_doubted(&self) -> bool {
+        self.doubted.load(Ordering::Acquire)
+    }
+
+    /// The lease lasts longer. Answers may come in another order than they were given.
     pub(crate) fn extend(&self, until: Time, deadline: Duration) {
-        self.until.store(until.0, Ordering::Relaxed);
-        self.deadline.store(deadline.as_millis() as u64, Ordering::Release);
+        self.until.fetch_max(until.0, Ordering::Relaxed);
+        self.deadline.fetch_max(deadline.as_millis() as u64, Ordering::AcqRel);
     }
 
     /// The end of the lease by the store's clock.
@@ -172,13 +185,20 @@ impl Outcomes {
         self.done == 0 && self.other.is_empty()
     }
 
+    /// Gives them back to the hand that they are of.
+    pub(crate) fn put_back(self) {
+        self.hand.done.fetch_or(self.done, Ordering::AcqRel);
+        self.hand.other().extend(self.other);
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.done.count_ones() as usize + self.other.len()
     }
 
-    /// What is settled by other words than done.
-    pub(crate) fn failures(&self) -> impl Iterator<Item = u32> {
-        self.other.iter().map(|(at, _)| *at)
+    /// What may have to run again before the next event of its key: what is settled by other words than done, or may have been.
+    pub(crate) fn stops(&self) -> impl Iterator<Item = u32> {
+        let done = if self.hand.is_doubted() { self.done } else { 0 };
+        bits(done).chain(self.other.iter().map(|(at, _)| *at))
     }
 
     /// The ids, in the order of [`Outcomes::to_settle`].

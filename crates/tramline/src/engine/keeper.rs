@@ -60,7 +60,8 @@ async fn extend(run: &Run) -> bool {
     let groups: Vec<Vec<Arc<Hand>>> = by_lane.into_values().collect();
     let leases = groups.iter().map(|hands| hands[0].lease).collect();
     run.store_begin();
-    let extend = Extend { subscription: run.subscription.id, leases, lease: None, now: clock.now() };
+    // By the policy of the start, as everything here: another length would not be noticed.
+    let extend = Extend { subscription: run.subscription.id, leases, lease: Some(lease), now: clock.now() };
     let extended = run.tram.store().extend(extend).await;
     run.store_end();
     match extended {

@@ -141,14 +141,15 @@ impl Tramline {
         Ok(extended)
     }
 
-    /// Gives back what remote workers have not settled, at once and uncounted.
+    /// Gives back what remote workers have not settled, at once and uncounted. Leases that are lost are passed over; says how many
+    /// were not.
     ///
     /// # Errors
     /// `NotFound`, `Unavailable`.
-    pub async fn release(&self, subscription: SubscriptionId, leases: Vec<Lease>) -> Result<()> {
-        self.store().release(Release { subscription, leases, now: self.clock().now() }).await?;
+    pub async fn release(&self, subscription: SubscriptionId, leases: Vec<Lease>) -> Result<u64> {
+        let count = self.store().release(Release { subscription, leases, now: self.clock().now() }).await?;
         self.wake().notify(&[subscription]);
-        Ok(())
+        Ok(count)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::engine::backoff::Outage;
 use crate::engine::claim::Claimer;
 use crate::engine::context::{Context, States};
-use crate::engine::dispatch::{Dispatch, Task};
+use crate::engine::dispatch::{Dispatch, Task, Verdict};
 use crate::engine::hand::Hand;
 use crate::engine::handler::Handlers;
 use crate::engine::hooks::Hooks;
@@ -26,7 +26,7 @@ use tokio::sync::RwLock;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// How long the last words to the store may take once the grace is over.
+/// How long the last words to the store may take, even if the grace is over.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How long a handler may still run after it was told to stop.
@@ -134,18 +134,20 @@ impl Run {
 
     /// An event has its outcome.
     pub(crate) fn record(&self, mut task: Task, outcome: Outcome) {
-        let (finished, refused) = self.dispatch.record(&mut task, Some(outcome), &self.subscription.policy);
+        // What follows a failure in its key waits until the store knows of it.
+        let waited_for = self.is_ordered() && (!outcome.is_done() || task.hand.is_doubted());
+        let finished = self.dispatch.record(&mut task, Some(outcome));
         if finished {
             self.ledger.finish(task.hand);
-        } else if self.subscription.policy.is_at_most_once() {
-            // After a crash nobody would know that it is done, and call it interrupted.
+        }
+        // At most once, after a crash nobody would know that it is done, and call it interrupted.
+        if waited_for || (!finished && self.subscription.policy.is_at_most_once()) {
             self.ledger.hurry();
         }
         self.ledger.done_with(1);
-        self.set_aside(refused);
     }
 
-    /// Events that will not run: the store knows, or will know, that they have to wait.
+    /// Events that will not run: somebody else will, or this process under another lease.
     pub(crate) fn set_aside(&self, tasks: Vec<Task>) {
         let count = tasks.len();
         for task in tasks {
@@ -166,35 +168,36 @@ impl Run {
             }
             self.lose(&task.hand);
         }
-        let (finished, refused) = self.dispatch.record(task, None, &self.subscription.policy);
-        if finished {
+        if self.dispatch.record(task, None) {
             self.ledger.finish(task.hand.clone());
         }
         self.ledger.done_with(1);
-        self.set_aside(refused);
         true
     }
 
     /// The lease of a hand has ended. All hands of a lane have the same one.
     pub(crate) fn lose(&self, hand: &Hand) {
-        if hand.lease.is_ordered() {
-            for other in self.ledger.all() {
-                if (other.lease.lane, other.lease.epoch) == (hand.lease.lane, hand.lease.epoch) {
-                    self.lose_one(&other);
-                }
-            }
-        }
-        self.lose_one(hand);
+        let same_lane =
+            |other: &Hand| (other.lease.lane, other.lease.epoch) == (hand.lease.lane, hand.lease.epoch);
+        let others = if hand.lease.is_ordered() { self.ledger.all() } else { Vec::new() };
+        // All are marked before the first one is cleared away: that lets the next event of a key go on, to be passed over.
+        let lost: Vec<&Hand> = others
+            .iter()
+            .map(|other| &**other)
+            .filter(|other| same_lane(other))
+            .chain([hand])
+            .filter(|hand| hand.lose())
+            .collect();
+        lost.into_iter().for_each(|hand| self.clear_away(hand));
     }
 
-    fn lose_one(&self, hand: &Hand) {
-        if !hand.lose() {
-            return;
-        }
+    fn clear_away(&self, hand: &Hand) {
         self.ledger.remove(hand);
         let unsettled = self.dispatch.locked(|| hand.drop_outcomes());
-        // What failed here failed for nobody: whoever has the lane next decides anew, perhaps this process.
-        drop(self.dispatch.confirm(hand, unsettled.iter().copied()));
+        for at in &unsettled {
+            // What failed here failed for nobody: whoever has the lane next decides anew, perhaps this process.
+            self.dispatch.confirm(hand, *at, Verdict::GoesOn);
+        }
         let ids: Vec<EventId> = hand.pending().chain(unsettled).map(|at| hand.id(at)).collect();
         if !ids.is_empty() {
             self.hooks.lease_lost(self.name(), &ids);
@@ -242,11 +245,13 @@ pub(crate) async fn drive(run: Arc<Run>, until: Until) -> Result<u64> {
     };
     let mut claimer = Claimer::new(run.clone(), stop, matches!(until, Until::Idle));
     let claimed = claimer.claim_all().await;
+    let end_of_grace = run.tram.clock().reading() + grace;
     let kept = give_back_unstarted(&run).await;
     finish_running(&run, &mut runners, grace).await;
     helpers_stop.cancel();
-    let helpers_done = async { while helpers.join_next().await.is_some() {} };
-    if run.tram.clock().timeout(LAST_WORDS, helpers_done).await.is_none() {
+    // A settlement that is under way may be slow; what it takes is not done again elsewhere.
+    let left = end_of_grace.saturating_sub(run.tram.clock().reading()).max(LAST_WORDS);
+    if !all_done(&run, &mut helpers, left).await {
         helpers.shutdown().await;
     }
     give_back_rest(&run, kept).await;
@@ -303,8 +308,8 @@ async fn finish_running(run: &Run, runners: &mut JoinSet<()>, grace: Duration) {
 }
 
 /// False if it takes longer than that.
-async fn all_done(run: &Run, runners: &mut JoinSet<()>, within: Duration) -> bool {
-    let done = async { while runners.join_next().await.is_some() {} };
+async fn all_done(run: &Run, tasks: &mut JoinSet<()>, within: Duration) -> bool {
+    let done = async { while tasks.join_next().await.is_some() {} };
     run.tram.clock().timeout(within, done).await.is_some()
 }
 
@@ -341,7 +346,7 @@ async fn release(run: &Run, leases: Vec<Lease>) {
     }
     let release = Release { subscription: run.subscription.id, leases, now: run.tram.clock().now() };
     match run.tram.store().release(release).await {
-        Ok(()) => run.tram.wake().notify(&[run.subscription.id]),
+        Ok(_) => run.tram.wake().notify(&[run.subscription.id]),
         Err(error) => {
             tracing::warn!(error = %error, subscription = run.name(), "events could not be given back; their leases will end");
         }

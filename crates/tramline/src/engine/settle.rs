@@ -1,15 +1,15 @@
 //! Writes outcomes back: what has gathered while one settle was under way goes into the next one.
 
 use crate::engine::backoff::Outage;
+use crate::engine::dispatch::Verdict;
 use crate::engine::hand::{Hand, Outcomes};
 use crate::engine::hooks::Settlement;
 use crate::engine::run::Run;
 use crate::error::{Kind, Result};
 use crate::model::id::EventId;
 use crate::model::lease::Lease;
-use crate::model::outcome::Outcome;
-use crate::store::verbs::{Settle, SettleSlice, Settled};
-use std::collections::HashMap;
+use crate::store::verbs::{Release, Settle, Settled};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -48,21 +48,24 @@ async fn linger(stop: &CancellationToken) {
     }
 }
 
-/// Settles what is finished, and with `partial` everything that has an outcome, until nothing is left of it.
+/// Settles what is finished, and with `partial` everything that has an outcome, until nothing is left of it. Cancel-safe: what the
+/// store has not answered for can be settled again.
 pub(crate) async fn flush(run: &Run, partial: bool, outage: &mut Outage) {
-    let batch = collect(run, partial);
+    let mut unanswered = Unanswered(collect(run, partial));
+    let batch = &unanswered.0;
     if batch.is_empty() {
         return;
     }
-    let failed = run.is_ordered() && batch.iter().any(|outcomes| outcomes.failures().next().is_some());
+    let failed = run.is_ordered() && batch.iter().any(|outcomes| outcomes.stops().next().is_some());
     // While a failure is being settled nothing may be claimed: nobody could tell whether what comes is already parked.
     let _no_claims = if failed { Some(run.order.write().await) } else { None };
     run.store_begin();
-    settle(run, &batch, outage).await;
+    let mut answer = Answer::default();
+    settle(run, batch, &mut answer, outage).await;
+    let batch = std::mem::take(&mut unanswered.0);
     if failed {
-        let refused =
-            batch.iter().flat_map(|outcomes| run.dispatch.confirm(&outcomes.hand, outcomes.failures()));
-        take_back(run, refused.collect(), outage).await;
+        let in_doubt = confirm(run, &batch, &answer);
+        give_back(run, in_doubt, outage).await;
     }
     for outcomes in &batch {
         let hand = &outcomes.hand;
@@ -75,29 +78,50 @@ pub(crate) async fn flush(run: &Run, partial: bool, outage: &mut Outage) {
     run.ledger.settled.send_replace(());
 }
 
-/// Events that were refused here because an earlier one of their key failed. The store has set them aside for the same reason,
-/// unless it judged the failure by a newer policy: then they are still leased, and nobody would run them.
-async fn take_back(run: &Run, refused: Vec<(Lease, EventId)>, outage: &mut Outage) {
-    let mut by_lease: HashMap<Lease, Vec<(u32, Outcome)>> = HashMap::new();
-    for (lease, id) in refused {
-        let later = Outcome::Snooze { delay: Duration::ZERO };
-        by_lease.entry(lease).or_default().push((id.index(), later));
+/// Outcomes on their way to the store. If nobody waits for its answer any more, their hands have them again.
+struct Unanswered(Vec<Outcomes>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(Outcomes::put_back);
     }
-    let results: Vec<SettleSlice> =
-        by_lease.into_iter().map(|(lease, outcomes)| SettleSlice { lease, outcomes }).collect();
-    while !results.is_empty() {
+}
+
+/// What the store said of failures.
+#[derive(Default)]
+struct Answer {
+    /// Their keys wait for them.
+    waiting: HashSet<EventId>,
+    /// Their handlers have told the store themselves, so this process does not know what became of them.
+    told: HashSet<EventId>,
+}
+
+/// Lets the keys of failed events go on, or sets aside what follows in them. Gives the leases of what may be set aside by this
+/// process alone.
+fn confirm(run: &Run, batch: &[Outcomes], answer: &Answer) -> Vec<Lease> {
+    let mut in_doubt = Vec::new();
+    for outcomes in batch {
+        for at in outcomes.stops() {
+            let id = outcomes.hand.id(at);
+            let told = answer.told.contains(&id);
+            let waits = told || answer.waiting.contains(&id);
+            let verdict = if waits { Verdict::Waits } else { Verdict::GoesOn };
+            let refused = run.dispatch.confirm(&outcomes.hand, at, verdict);
+            in_doubt.extend(refused.iter().filter(|_| told).map(|task| task.hand.lease));
+            run.set_aside(refused);
+        }
+    }
+    in_doubt
+}
+
+/// Gives back what nobody here would run, until the store has answered. Where the store has taken it back, nothing happens.
+async fn give_back(run: &Run, leases: Vec<Lease>, outage: &mut Outage) {
+    while !leases.is_empty() {
         let (subscription, now) = (run.subscription.id, run.tram.clock().now());
-        let settle = Settle { subscription, results: results.clone(), now };
-        match run.tram.store().settle(settle).await {
+        let release = Release { subscription, leases: leases.clone(), now };
+        match run.tram.store().release(release).await {
             Err(error) if error.kind() == Kind::Unavailable => outage.wait(run.tram.clock(), &error).await,
-            Ok(settled) => {
-                run.tram.courier().send(&settled.news);
-                if settled.wake {
-                    run.tram.wake().notify(&[run.subscription.id]);
-                }
-                return;
-            }
-            Err(_) => return,
+            _ => return run.tram.wake().notify(&[subscription]),
         }
     }
 }
@@ -129,12 +153,12 @@ fn collect(run: &Run, partial: bool) -> Vec<Outcomes> {
 }
 
 /// Writes until the store has answered. Settling twice does no harm, so an unknown fate is simply tried again.
-async fn settle(run: &Run, batch: &[Outcomes], outage: &mut Outage) {
+async fn settle(run: &Run, batch: &[Outcomes], answer: &mut Answer, outage: &mut Outage) {
     loop {
         match try_settle(run, batch).await {
             Ok(settled) => {
                 outage.over();
-                return accept(run, batch, &settled);
+                return accept(run, batch, settled, answer);
             }
             Err(error) if error.kind() == Kind::Unavailable => outage.wait(run.tram.clock(), &error).await,
             Err(error) if batch.len() == 1 => {
@@ -145,7 +169,7 @@ async fn settle(run: &Run, batch: &[Outcomes], outage: &mut Outage) {
             // One of them is refused: settle them apart, so that it does not stop the others.
             Err(_) => {
                 for one in batch.chunks(1) {
-                    Box::pin(settle(run, one, outage)).await;
+                    Box::pin(settle(run, one, answer, outage)).await;
                 }
                 return;
             }
@@ -159,20 +183,25 @@ async fn try_settle(run: &Run, batch: &[Outcomes]) -> Result<Settled> {
     run.tram.store().settle(settle).await
 }
 
-fn accept(run: &Run, batch: &[Outcomes], settled: &Settled) {
+fn accept(run: &Run, batch: &[Outcomes], settled: Settled, answer: &mut Answer) {
     run.tram.courier().send(&settled.news);
     if settled.wake {
         run.tram.wake().notify(&[run.subscription.id]);
     }
+    answer.waiting.extend(settled.waiting);
     let mut refused = 0;
     for (outcomes, accepted) in batch.iter().zip(&settled.accepted) {
-        // A handler that settles in its own transaction has done so already; then there is nothing left to accept.
-        if run.single || accepted.iter().all(|accepted| *accepted) {
+        if accepted.iter().all(|accepted| *accepted) {
             continue;
         }
         let ids = outcomes.ids();
         let lost: Vec<_> =
             ids.iter().zip(accepted).filter(|(_, accepted)| !**accepted).map(|(id, _)| *id).collect();
+        if run.single {
+            // The handler has settled in its own transaction; then there is nothing left to accept.
+            answer.told.extend(lost);
+            continue;
+        }
         refused += lost.len();
         run.hooks.lease_lost(run.name(), &lost);
         run.lose(&outcomes.hand);

@@ -1,4 +1,4 @@
-//! Housekeeping while something of this process runs: retention, dead workers, back-fills.
+//! Housekeeping while something of this process runs: retention, what was deleted, dead workers, back-fills.
 
 use crate::engine::backoff::random_share;
 use crate::engine::presence::Presence;

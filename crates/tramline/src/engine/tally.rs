@@ -89,9 +89,7 @@ impl Tallies {
     /// # Errors
     /// As [`Tallies::add`]; `Conflict` when the key was used for another number of items.
     pub async fn add_once(&self, tally: TallyId, count: u64, key: &str) -> Result<Added> {
-        let digest = Sha256::digest(key.as_bytes());
-        let (token, _) = digest.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
-        self.add_items(tally, count, None, i64::from_le_bytes(*token)).await
+        self.add_items(tally, count, None, token(key)).await
     }
 
     /// Adds items from inside an unfinished item of the same tally: a growing one takes them even after it was sealed.
@@ -100,6 +98,14 @@ impl Tallies {
     /// As [`Tallies::add`]; `Conflict` when the item is finished.
     pub async fn add_within(&self, item: TallyItem, count: u64) -> Result<Added> {
         self.add_items(item.tally, count, Some(item.number), Incarnation::random().0).await
+    }
+
+    /// The same once: with the same key, the same items are given again.
+    ///
+    /// # Errors
+    /// As [`Tallies::add_within`]; `Conflict` when the key was used for another number of items.
+    pub async fn add_within_once(&self, item: TallyItem, count: u64, key: &str) -> Result<Added> {
+        self.add_items(item.tally, count, Some(item.number), token(key)).await
     }
 
     async fn add_items(&self, tally: TallyId, count: u64, within: Option<u64>, token: i64) -> Result<Added> {
@@ -239,15 +245,29 @@ impl Tallies {
         Ok(())
     }
 
-    /// Removes tallies to which nothing has happened since a time: those that are open, or those that were sealed or have ended.
-    /// Housekeeping does so by itself after a week.
+    /// How many tallies there are in each state.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn counts(&self) -> Result<TallyCounts> {
+        self.patiently(TRIES, || self.store.tally_counts()).await
+    }
+
+    /// Removes tallies (of one topic, if it is given) to which nothing has happened since a time: those that are open, or those that
+    /// were sealed or have ended. Housekeeping does so by itself after a week.
     ///
     /// # Errors
     /// `Unavailable`: some may have been removed.
-    pub async fn reap(&self, open: bool, idle_since: Time) -> Result<ReapedTallies> {
+    pub async fn reap(&self, open: bool, idle_since: Time, topic: Option<&str>) -> Result<ReapedTallies> {
         let mut sum = ReapedTallies::default();
         loop {
-            let reap = ReapTallies { open, idle_since, limit: REAP, now: self.clock.now() };
+            let reap = ReapTallies {
+                open,
+                idle_since,
+                topic: topic.map(str::to_owned),
+                limit: REAP,
+                now: self.clock.now(),
+            };
             let reaped = self.store.reap_tallies(reap).await?;
             sum.tallies += reaped.tallies;
             sum.items += reaped.items;
@@ -358,4 +378,11 @@ impl ItemStatus {
             _ => ItemStatus::Unknown,
         }
     }
+}
+
+/// What an addition is known by in the store.
+fn token(key: &str) -> i64 {
+    let digest = Sha256::digest(key.as_bytes());
+    let (token, _) = digest.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+    i64::from_le_bytes(*token)
 }

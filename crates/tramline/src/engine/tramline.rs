@@ -163,8 +163,8 @@ impl Tramline {
         Housekeeping { _membership: self.inner.presence.care() }
     }
 
-    /// One sweep now: retention, expired entries, dead workers (if this process has shown signs of life for long enough), back-fills,
-    /// tallies.
+    /// One sweep now: retention, expired entries, what was deleted, dead workers (if this process has shown signs of life for long
+    /// enough), back-fills, tallies.
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer.

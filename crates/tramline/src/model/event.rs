@@ -250,24 +250,20 @@ impl Event {
             name::check("subscription", subscription)?;
         }
         limit("payload", self.payload.len(), MAX_PAYLOAD)?;
-        limit("key", self.key.as_ref().map_or(0, String::len), MAX_KEY)?;
         limit("headers", self.headers.iter().map(|(k, v)| k.len() + v.len()).sum(), MAX_HEADERS)?;
-        limit("content type", self.content_type.len(), name::MAX_NAME)?;
         limit("state", self.state.as_ref().map_or(0, Bytes::len), MAX_STATE)?;
-        limit("idempotency key", self.idempotency_key.as_ref().map_or(0, String::len), MAX_IDEMPOTENCY_KEY)?;
-        let texts = [self.key.as_deref(), self.idempotency_key.as_deref(), Some(&self.content_type)];
-        let in_headers = self.headers.iter().any(|(name, value)| name.contains('\0') || value.contains('\0'));
-        if in_headers || texts.iter().flatten().any(|text| text.contains('\0')) {
+        if let Some(key) = &self.key {
+            check_text("key", key, MAX_KEY)?;
+        }
+        if let Some(key) = &self.idempotency_key {
+            check_text("idempotency key", key, MAX_IDEMPOTENCY_KEY)?;
+        }
+        check_text("content type", &self.content_type, name::MAX_NAME)?;
+        if self.headers.iter().any(|(name, value)| name.contains('\0') || value.contains('\0')) {
             return Err(Error::invalid(
-                "a key or header holds a NUL character",
+                "a header holds a NUL character",
                 "remove it; databases cannot store it",
             ));
-        }
-        for (what, text) in [("key", &self.key), ("idempotency key", &self.idempotency_key)] {
-            if text.as_deref() == Some("") {
-                let problem = format!("the {what} is empty");
-                return Err(Error::invalid(problem, "leave it out or give it at least one character"));
-            }
         }
         if self.state.is_some() && self.key.is_none() {
             return Err(Error::invalid("state without a key", "set the key of the object whose state it is"));
@@ -283,6 +279,29 @@ impl Event {
         let headers: usize = self.headers.iter().map(|(k, v)| k.len() + v.len() + 6).sum();
         self.payload.len() + self.kind.len() + self.key.as_ref().map_or(0, String::len) + headers + 40
     }
+}
+
+/// A short text: not empty, not long, and such that databases can store it.
+fn check_text(what: &str, text: &str, most: usize) -> Result<()> {
+    if text.is_empty() {
+        return Err(Error::invalid(
+            format!("the {what} is empty"),
+            "leave it out or give it at least one character",
+        ));
+    }
+    if text.len() > most {
+        return Err(Error::invalid(
+            format!("the {what} has {} bytes; at most {most} are allowed", text.len()),
+            "use a shorter one",
+        ));
+    }
+    if text.contains('\0') {
+        return Err(Error::invalid(
+            format!("the {what} holds a NUL character"),
+            "remove it; databases cannot store it",
+        ));
+    }
+    Ok(())
 }
 
 fn limit(what: &str, size: usize, most: usize) -> Result<()> {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Who may set and remove a rule. Both kinds may be set; both must be gone before anything runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum RuleKind {
     /// A user's.
     Pause,

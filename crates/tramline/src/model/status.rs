@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Where an event is, in one subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Status {
     /// Due and free.
     Ready,
@@ -22,6 +23,7 @@ pub enum Status {
 
 /// How many events of a subscription have which status. Exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Counts {
     /// Due and free.
     pub ready: u64,

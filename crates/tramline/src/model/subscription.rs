@@ -1,7 +1,7 @@
 //! Topics, subscriptions and their policies.
 
 use crate::error::{Error, Result};
-use crate::model::id::{SubscriptionId, TopicId};
+use crate::model::id::{MAX_LANES, SubscriptionId, TopicId};
 use crate::model::retry::Retry;
 use crate::model::time::{Time, as_optional_millis};
 use serde::{Deserialize, Serialize};
@@ -22,8 +22,63 @@ pub struct Topic {
     pub lanes: u32,
     /// How long settled events are kept.
     pub retention: Duration,
+    /// Who is in charge of it.
+    pub owner: Option<Arc<str>>,
     /// When it was created.
     pub created_at: Time,
+}
+
+/// What may be said of a topic. What is left out is as it was, or the default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TopicSettings {
+    /// How many lanes, 32 unless set; never changes.
+    pub lanes: Option<u32>,
+    /// How long settled events are kept, a day unless set.
+    pub retention: Option<Duration>,
+    /// Who is in charge of it; `Some(None)`: nobody any longer.
+    pub owner: Option<Option<String>>,
+}
+
+/// The longest name of an owner, in bytes.
+pub const MAX_OWNER: usize = 200;
+
+impl TopicSettings {
+    /// So many lanes, and nothing else.
+    pub fn lanes(lanes: u32) -> TopicSettings {
+        TopicSettings { lanes: Some(lanes), ..TopicSettings::default() }
+    }
+
+    /// Checks everything that can be known before the store is asked.
+    pub(crate) fn check(&self) -> Result<()> {
+        if let Some(lanes) = self.lanes
+            && (lanes == 0 || lanes > MAX_LANES)
+        {
+            return Err(Error::invalid(
+                format!("{lanes} lanes are not possible"),
+                "use 1 to 4,096 lanes; 32 suit most topics",
+            ));
+        }
+        let owner = self.owner.iter().flatten().next();
+        match owner {
+            Some(owner)
+                if owner.is_empty() || owner.len() > MAX_OWNER || owner.contains(char::is_control) =>
+            {
+                Err(Error::invalid(
+                    "the owner is not a short text",
+                    "use 1 to 200 bytes without control characters, or none",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The owner of a topic that had this one.
+    pub(crate) fn owner(&self, old: Option<&Arc<str>>) -> Option<Arc<str>> {
+        match &self.owner {
+            None => old.cloned(),
+            Some(owner) => owner.as_deref().map(Arc::from),
+        }
+    }
 }
 
 /// One consumer of one or more topics, with its policy.
@@ -69,6 +124,7 @@ pub struct Policy {
 /// Whether events of one key run one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Ordering {
     /// Any order.
     #[default]
@@ -80,6 +136,7 @@ pub enum Ordering {
 /// What a worker's death does to the events it was running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Guarantee {
     /// They run again.
     #[default]
@@ -91,6 +148,7 @@ pub enum Guarantee {
 /// What waits while an event of an ordered subscription is retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum WhileRetrying {
     /// The later events of its key.
     #[default]
@@ -102,6 +160,7 @@ pub enum WhileRetrying {
 /// What becomes of an event that is out of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum OnExhausted {
     /// It is kept as dead; the next event of its key goes on.
     #[default]

@@ -81,6 +81,7 @@ pub struct TallyItem {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewTally {
     pub(crate) user_key: Option<String>,
+    pub(crate) topic: Option<String>,
     pub(crate) metadata: Option<Value>,
     pub(crate) growing: bool,
     pub(crate) estimated: bool,
@@ -111,6 +112,13 @@ impl NewTally {
     #[must_use]
     pub fn user_key(mut self, key: impl Into<String>) -> NewTally {
         self.user_key = Some(key.into());
+        self
+    }
+
+    /// The topic to which it belongs: who may see events of that topic may see the tally. Need not exist.
+    #[must_use]
+    pub fn topic(mut self, topic: impl Into<String>) -> NewTally {
+        self.topic = Some(topic.into());
         self
     }
 
@@ -182,6 +190,7 @@ impl NewTally {
     /// Checks everything that can be known before the store is asked.
     pub(crate) fn check(&self) -> Result<()> {
         check_text("user key", self.user_key.as_deref(), MAX_USER_KEY)?;
+        self.topic.as_deref().map_or(Ok(()), |topic| crate::model::name::check("topic", topic))?;
         check_text("idempotency key", self.idempotency_key.as_deref(), MAX_IDEMPOTENCY_KEY)?;
         let metadata = self.metadata.as_ref().map_or(0, |value| value.to_string().len());
         if metadata > MAX_METADATA {
@@ -232,6 +241,8 @@ pub struct Tally {
     pub state: TallyState,
     /// The caller's own name for it.
     pub user_key: Option<String>,
+    /// The topic to which it belongs.
+    pub topic: Option<String>,
     /// What the caller wanted to be kept with it.
     pub metadata: Option<Value>,
     /// True if it may grow after it is sealed.

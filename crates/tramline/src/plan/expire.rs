@@ -1,6 +1,7 @@
 //! What becomes of a lease that ended without being settled.
 
 use crate::model::id::EventId;
+use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::{OnExhausted, Policy};
@@ -15,8 +16,13 @@ const INTERRUPTED: &str =
     "interrupted: the worker ended while it had this event; whether it ran is not known";
 
 impl Slice {
-    /// True for dead events that were consumed at most once by a worker that then ended.
-    pub(crate) fn is_interrupted(&self) -> bool {
+    /// True for dead events that were consumed at most once under `lease` by a worker that then ended.
+    pub(crate) fn was_interrupted_under(&self, lease: &Lease) -> bool {
+        let held = Lease { slice: self.id, ..*lease };
+        self.state == State::Dead && self.is_interrupted() && self.lease() == held
+    }
+
+    fn is_interrupted(&self) -> bool {
         self.error.as_deref() == Some(INTERRUPTED)
     }
 }
@@ -87,7 +93,9 @@ pub(super) fn bury_part(
     lane: Option<&mut LaneView>,
     changes: &mut Changes,
 ) {
-    let dead = Slice { state: State::Dead, due_at: now, owner: Default::default(), ..part };
+    // Of what was interrupted it is known whose it was: only that worker may say that it never began.
+    let owner = if part.is_interrupted() { part.owner } else { Default::default() };
+    let dead = Slice { state: State::Dead, due_at: now, owner, ..part };
     let Some(view) = lane else {
         changes.end(&dead, dead.mask, Ending::Failed);
         if policy.on_exhausted != OnExhausted::Drop {

@@ -1,4 +1,4 @@
-//! Release, replay, drop, cancel and resend: changes that somebody asks for.
+//! Replay, drop, cancel, resend and adoption: changes that somebody asks for.
 
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
@@ -8,26 +8,6 @@ use crate::model::slice::{Slice, State};
 use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::plan::{Changes, LaneView};
-
-/// A leased slice goes back as if it had never been claimed.
-pub fn release(slice: Slice, now: Time, lane: Option<&mut LaneView>, changes: &mut Changes) {
-    let held = lane.is_some_and(|view| {
-        view.lane.leased -= 1;
-        view.let_go();
-        view.lane.owner.is_some()
-    });
-    changes.wake = true;
-    // A suspect that was given back is still one: it has not shown yet that it is harmless.
-    let state = if slice.crashes > 0 { State::Suspect } else { State::Ready };
-    let free = Slice { state, due_at: now, owner: Default::default(), ..slice };
-    if held {
-        // Its holder may take it again under the same epoch; a new row makes that another lease.
-        changes.delete.push((free.chunk, free.id));
-        changes.insert.push(free.part(free.mask));
-    } else {
-        changes.update.push(free);
-    }
-}
 
 /// Takes `mask` out of a slice that nobody has claimed. What is left stays as it is.
 fn cut(slice: &Slice, mask: Mask, changes: &mut Changes) {
@@ -43,7 +23,15 @@ fn cut(slice: &Slice, mask: Mask, changes: &mut Changes) {
 pub fn replay(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     cut(slice, mask, changes);
     changes.wake = true;
-    let fresh = Slice { due_at: now, attempts: 0, crashes: 0, alone: 0, error: None, ..slice.part(mask) };
+    let fresh = Slice {
+        due_at: now,
+        attempts: 0,
+        crashes: 0,
+        alone: 0,
+        error: None,
+        owner: Default::default(),
+        ..slice.part(mask)
+    };
     changes.insert.push(match slice.state {
         State::Held => Slice { state: State::Waiting, ..fresh },
         _ => Slice { state: State::Ready, replayed: true, ..fresh },

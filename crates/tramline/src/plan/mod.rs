@@ -8,7 +8,8 @@
 //! - [`lane`]: what a claim takes from a lane, and whose keys it parks
 //! - [`settle`]: what outcomes make of slices
 //! - [`expire`]: what becomes of a lease that nobody settled
-//! - [`mend`]: release, replay, drop, cancel and resend
+//! - [`release`]: what goes back when somebody gives back a part of what it has
+//! - [`mend`]: replay, drop, cancel and resend
 //! - [`tally`]: what additions, acks and seals make of a tally
 
 pub mod claim;
@@ -16,6 +17,7 @@ pub mod emit;
 pub mod expire;
 pub mod lane;
 pub mod mend;
+pub mod release;
 pub mod settle;
 pub mod tally;
 
@@ -130,6 +132,11 @@ impl LaneView {
         self.key(event).and_then(|key| self.parked.get(key)).is_some_and(|first| *first < event)
     }
 
+    /// True if it is `event` that its key waits for.
+    fn is_parked_behind(&self, event: EventId) -> bool {
+        self.key(event).and_then(|key| self.parked.get(key)) == Some(&event)
+    }
+
     fn park(&mut self, event: EventId, now: Time, changes: &mut Changes) {
         let Some(key) = self.key(event).cloned() else { return };
         let before = self.parked.insert(key.clone(), event);
@@ -142,7 +149,7 @@ impl LaneView {
     /// Lets the key of `event` go on, if it was `event` that it waited for.
     fn unpark(&mut self, event: EventId, changes: &mut Changes) {
         let Some(key) = self.key(event).cloned() else { return };
-        if self.parked.get(&key) == Some(&event) {
+        if self.is_parked_behind(event) {
             self.parked.remove(&key);
             self.lane.marks -= 1;
             changes.unpark.push((self.lane.lane, key));

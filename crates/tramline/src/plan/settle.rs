@@ -62,6 +62,15 @@ pub fn settle(
 /// The leased slices of a lane: all that a failure in it may touch.
 pub type Leased = BTreeMap<(ChunkId, SliceId), Slice>;
 
+/// What a settlement in a lane came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// For every outcome whether it was taken.
+    pub accepted: Vec<Vec<bool>>,
+    /// The failed events for which their keys wait now.
+    pub waiting: Vec<EventId>,
+}
+
 /// Settles slices of one lane. `leased` holds every slice that is taken under the lane's epoch if a failure is among the
 /// outcomes, else at least those that are settled. The view knows the keys, and the parked keys and gaps, of all of them.
 ///
@@ -74,19 +83,24 @@ pub fn settle_lane(
     policy: &Policy,
     now: Time,
     changes: &mut Changes,
-) -> Result<Vec<Vec<bool>>> {
+) -> Result<Answer> {
     check_order(view, &leased, results, policy, now)?;
     let before = leased.clone();
-    let mut answers: Vec<Vec<bool>> =
+    let mut accepted: Vec<Vec<bool>> =
         results.iter().map(|result| vec![false; result.outcomes.len()]).collect();
+    let mut waiting = Vec::new();
     for (result, place) in in_order(results) {
         let at = (results[result].lease.chunk, results[result].lease.slice);
         let (index, outcome) = &results[result].outcomes[place];
         let Some(slice) = leased.get_mut(&at).filter(|slice| slice.mask.contains(*index)) else { continue };
-        answers[result][place] = true;
+        accepted[result][place] = true;
         slice.mask = slice.mask.minus(Mask::of(*index));
         let part = slice.part(Mask::of(*index));
+        let (event, replayed) = (EventId::at(part.chunk, *index), part.replayed);
         settle_one(view, &mut leased, part, outcome, policy, now, changes);
+        if !replayed && view.is_parked_behind(event) {
+            waiting.push(event);
+        }
     }
     for (at, slice) in leased {
         if slice.mask.is_empty() {
@@ -98,7 +112,7 @@ pub fn settle_lane(
         }
     }
     view.let_go();
-    Ok(answers)
+    Ok(Answer { accepted, waiting })
 }
 
 /// The outcomes in the order of their events, whatever order they come in: a gap before a done event is told with it. Where

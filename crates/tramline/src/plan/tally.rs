@@ -27,6 +27,7 @@ pub(crate) struct TallyRow {
     pub(crate) estimated: bool,
     pub(crate) tells: Tells,
     pub(crate) user_key: Option<String>,
+    pub(crate) topic: Option<String>,
     pub(crate) parent: Option<TallyItem>,
     /// The part with which the next addition begins.
     pub(crate) next_part: u64,
@@ -82,6 +83,7 @@ impl TallyRow {
             id: self.id,
             state: self.state,
             user_key: self.user_key,
+            topic: self.topic,
             metadata,
             growing: self.growing,
             estimated: self.estimated,

@@ -3,9 +3,9 @@
 //! Every process keeps one and checks its version inside each transaction, so that no emit misses a new subscription.
 
 use crate::error::{Error, Result};
-use crate::model::id::{MAX_LANES, SubscriptionId, TopicId};
+use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::name;
-use crate::model::subscription::{Subscription, Topic};
+use crate::model::subscription::{Subscription, Topic, TopicSettings};
 use crate::plan::emit::TopicView;
 use crate::store::verbs::{PutSubscription, SetRule};
 use std::collections::HashMap;
@@ -138,27 +138,31 @@ impl Catalog {
     }
 }
 
+/// What has to be removed before a topic may be joined again or deleted.
+pub(crate) fn still_left(topic: &str) -> Error {
+    Error::unavailable(
+        format!("what subscriptions had of topic {topic:?} when they left it is still being removed"),
+        "try again in a moment",
+    )
+}
+
 impl Topic {
-    /// Checks that a topic with this many lanes may replace this one.
-    pub(crate) fn check_change(&self, lanes: Option<u32>) -> Result<()> {
-        match lanes {
+    /// The topic as it becomes by these settings.
+    ///
+    /// # Errors
+    /// `Conflict`: the number of lanes never changes.
+    pub(crate) fn changed(&self, settings: &TopicSettings) -> Result<Topic> {
+        match settings.lanes {
             Some(lanes) if lanes != self.lanes => Err(Error::conflict(
                 format!("topic {:?} has {} lanes, and their number never changes", self.name, self.lanes),
                 "leave the number as it is, or create another topic",
             )),
-            _ => Ok(()),
+            _ => Ok(Topic {
+                retention: settings.retention.unwrap_or(self.retention),
+                owner: settings.owner(self.owner.as_ref()),
+                ..self.clone()
+            }),
         }
-    }
-}
-
-/// Checks a number of lanes.
-pub(crate) fn check_lanes(lanes: Option<u32>) -> Result<()> {
-    match lanes {
-        Some(lanes) if lanes == 0 || lanes > MAX_LANES => Err(Error::invalid(
-            format!("{lanes} lanes are not possible"),
-            "use 1 to 4,096 lanes; 32 suit most topics",
-        )),
-        _ => Ok(()),
     }
 }
 

@@ -6,6 +6,7 @@
 pub(crate) mod backfill;
 pub mod catalog;
 pub(crate) mod claimed;
+pub(crate) mod deleted;
 pub(crate) mod idempotency;
 pub mod postgres;
 pub mod sqlite;
@@ -95,13 +96,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn put_topic(&self, put: PutTopic) -> Result<Topic>;
     /// All topics, by name.
     async fn topics(&self) -> Result<Vec<Topic>>;
-    /// Deletes a topic with its events. `Conflict` while a subscription consumes it.
+    /// Deletes a topic with its events. `Conflict` while a subscription consumes it. It is gone at once; what it took up is free
+    /// after some sweeps.
     async fn delete_topic(&self, name: &str) -> Result<()>;
     /// Creates a subscription or changes what may change of it. From its return on, no emit misses it.
     async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription>;
     /// All subscriptions, by name.
     async fn subscriptions(&self) -> Result<Vec<Subscription>>;
-    /// Deletes a subscription with all that it still had to do.
+    /// Deletes a subscription with all that it still had to do. It is gone at once; what it took up is free after some sweeps.
     async fn delete_subscription(&self, name: &str) -> Result<()>;
     /// Writes a bounded part of the retained events into a new subscription. True while there is more.
     async fn backfill(&self, subscription: SubscriptionId) -> Result<bool>;
@@ -118,8 +120,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn settle(&self, settle: Settle) -> Result<Settled>;
     /// Makes leases last longer.
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>>;
-    /// Gives events back at once, uncounted. Lost leases are passed over.
-    async fn release(&self, release: Release) -> Result<()>;
+    /// Gives events back at once, uncounted, and where there is order the later ones of their keys too. Lost leases are passed
+    /// over. Gives how many leases it was.
+    async fn release(&self, release: Release) -> Result<u64>;
     /// Makes ready again what an earlier incarnation consumed but never started. Gives the ids it got.
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>>;
 
@@ -131,6 +134,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>>;
     /// Reads the retained events of a topic, never past one that is still being written.
     async fn read_log(&self, read: ReadLog) -> Result<LogPage>;
+    /// Where the log of a topic ends now: nothing at or before it will ever be added. `Unavailable` while that cannot be known.
+    async fn log_end(&self, topic: &str) -> Result<EventId>;
     /// Dead (and held) events of a subscription, by id.
     async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>>;
     /// Parked keys of a subscription, by the event that blocks them.
@@ -161,6 +166,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn tally(&self, find: NameTally) -> Result<Option<Tally>>;
     /// Tallies, by number.
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>>;
+    /// How many tallies there are in each state.
+    async fn tally_counts(&self) -> Result<TallyCounts>;
     /// Gives a tally up; again is harmless. `NotFound`; `Conflict` when it is complete or has expired.
     async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally>;
     /// Deletes a tally, in whatever state. `NotFound`.
@@ -185,7 +192,11 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>>;
     /// Workers known to the store, in birth order.
     async fn workers(&self) -> Result<Vec<Worker>>;
-    /// Housekeeping: retention, expired entries, dead workers.
+    /// Records that workers claimed through a node. They have no heartbeat, and no share of the lanes.
+    async fn see_remote(&self, see: SeeRemote) -> Result<()>;
+    /// Workers that claimed through some node lately, by name.
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>>;
+    /// Housekeeping: retention, expired entries, dead workers, claims that ended at most once, what was deleted.
     async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
     /// The store's time.
     async fn now(&self) -> Result<Time>;

@@ -30,6 +30,7 @@ pub(crate) fn new_row(tally: &NewTally, parent: Option<TallyItem>, now: Time) ->
         estimated: tally.estimated,
         tells: Tells::of(events(tally).map(|(news, _)| news)),
         user_key: tally.user_key.clone(),
+        topic: tally.topic.clone(),
         parent,
         next_part: 0,
         total: 0,
@@ -72,6 +73,7 @@ pub(crate) fn hash(tally: &NewTally) -> Vec<u8> {
         digest.update(text.as_bytes());
     };
     field(tally.user_key.as_deref().unwrap_or_default());
+    field(tally.topic.as_deref().unwrap_or_default());
     field(&format!("{} {} {:?}", tally.growing, tally.estimated, tally.expires_in.map(millis)));
     field(&format!("{:?}", tally.parent));
     for (kind, text) in notes(tally) {

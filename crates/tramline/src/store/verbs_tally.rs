@@ -134,12 +134,14 @@ pub struct ListTallies {
 }
 
 /// Removes tallies that nothing has happened to for long. Work is bounded: repeat it while there is more.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ReapTallies {
     /// True for those that are open, false for those that were sealed or have ended.
     pub open: bool,
     /// Those to which nothing has happened since.
     pub idle_since: Time,
+    /// Only those that belong to this topic.
+    pub topic: Option<String>,
     /// How many to look at, at most.
     pub limit: u32,
     /// Test time.
@@ -155,6 +157,34 @@ pub struct ReapedTallies {
     pub items: u64,
     /// True when the limit was reached and there may be more.
     pub more: bool,
+}
+
+/// How many tallies there are in each state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TallyCounts {
+    /// Take items.
+    pub open: u64,
+    /// Have all their items, some of them pending.
+    pub sealed: u64,
+    /// Every item has ended.
+    pub complete: u64,
+    /// Were given up.
+    pub cancelled: u64,
+    /// Were not complete in time.
+    pub expired: u64,
+}
+
+impl TallyCounts {
+    /// The count of one state.
+    pub(crate) fn of(&mut self, state: TallyState) -> &mut u64 {
+        match state {
+            TallyState::Open => &mut self.open,
+            TallyState::Sealed => &mut self.sealed,
+            TallyState::Complete => &mut self.complete,
+            TallyState::Cancelled => &mut self.cancelled,
+            TallyState::Expired => &mut self.expired,
+        }
+    }
 }
 
 /// Emits what tallies have to tell, and passes on to parents how their items ended.

@@ -8,6 +8,10 @@ conformance![
     a_consumed_event_can_be_snoozed,
     an_expired_claim_is_interrupted,
     an_expired_claim_in_a_lane_is_interrupted,
+    an_expired_claim_is_interrupted_by_the_sweep,
+    a_sweep_lets_the_key_of_an_interrupted_event_go_on,
+    a_sweep_leaves_living_claims_and_at_least_once_alone,
+    a_sweep_interrupts_any_number_of_claims,
     the_key_of_an_interrupted_event_goes_on,
     a_graceful_stop_gives_unstarted_events_back,
     a_restarted_worker_goes_on_with_what_never_started,
@@ -15,7 +19,9 @@ conformance![
     an_old_lease_is_refused_after_an_adoption,
     a_lane_is_free_once_all_that_was_consumed_is_adopted,
     an_interrupted_event_that_never_started_can_be_adopted,
+    what_somebody_else_has_begun_is_not_adopted,
     several_interrupted_events_of_a_key_are_held_in_order,
+    what_follows_an_event_that_was_given_back_is_not_interrupted,
     only_what_was_consumed_can_be_adopted,
     an_interrupted_event_can_be_replayed,
     a_settled_event_can_be_resent,
@@ -25,10 +31,6 @@ conformance![
     a_resend_in_a_lane_does_not_disturb_its_order,
     parallel_workers_consume_every_event_once,
 ];
-
-fn ordered_once() -> Policy {
-    Policy { guarantee: Guarantee::AtMostOnce, ..ordered() }
-}
 
 async fn a_consumed_event_never_runs_again_by_itself(bed: Bed) {
     for (name, policy) in [("unordered", at_most_once()), ("ordered", ordered_once())] {
@@ -81,6 +83,59 @@ async fn an_expired_claim_in_a_lane_is_interrupted(bed: Bed) {
     bed.pass(LEASE);
     assert_eq!(ids(&queue.claim_by(BERT, 10).await), emitted[1..]);
     assert_eq!(queue.dead_ids().await, emitted[..1]);
+}
+
+/// Nobody may ever claim again, so the next claim cannot be the one who notices.
+async fn an_expired_claim_is_interrupted_by_the_sweep(bed: Bed) {
+    for (name, policy) in [("unordered", at_most_once()), ("ordered", ordered_once())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let id = bed.emit(keyed("a")).await;
+        let claimed = queue.claim(1).await;
+        bed.pass(LEASE);
+        assert_eq!(queue.counts().await, Counts { leased: 1, ..Counts::default() }, "{name}");
+        assert_eq!(bed.sweep(None).await.wake, [queue.id], "{name}");
+        let dead = queue.dead().await;
+        assert_eq!((dead.len(), dead[0].event.id), (1, id), "{name}");
+        assert!(dead[0].error.contains("interrupted"), "{name}: {}", dead[0].error);
+        assert!(!queue.done(&claimed).await, "{name}: it came too late");
+        assert_eq!(bed.sweep(None).await.wake, [], "{name}: once");
+    }
+}
+
+async fn a_sweep_lets_the_key_of_an_interrupted_event_go_on(bed: Bed) {
+    let queue = bed.lane(ordered_once()).await;
+    let emitted = bed.emit_keys(&["a", "a"]).await;
+    queue.claim(1).await;
+    bed.pass(LEASE);
+    bed.sweep(None).await;
+    let next = queue.claim_by(BERT, 10).await;
+    assert_eq!(ids(&next), emitted[1..]);
+    assert_eq!(skipped(&next, emitted[1]), emitted[..1]);
+}
+
+async fn a_sweep_leaves_living_claims_and_at_least_once_alone(bed: Bed) {
+    let once = bed.queue(at_most_once()).await;
+    let lanes = bed.queue_named("lanes", &[TOPIC], ordered_once()).await;
+    let least = bed.queue_named("least", &[TOPIC], unordered()).await;
+    bed.emit(keyed("a")).await;
+    let old = least.claim(1).await;
+    bed.pass(LEASE);
+    let living = [once.claim(1).await, lanes.claim(1).await];
+    assert_eq!(bed.sweep(None).await.wake, []);
+    assert!(once.done(&living[0]).await && lanes.done(&living[1]).await);
+    assert!(least.done(&old).await, "nobody else took it");
+}
+
+async fn a_sweep_interrupts_any_number_of_claims(bed: Bed) {
+    let queue = bed.queue(at_most_once()).await;
+    let mut emitted = Vec::new();
+    for _ in 0..70 {
+        emitted.push(bed.emit(plain_event()).await);
+        queue.claim(1).await;
+    }
+    bed.pass(LEASE);
+    while bed.sweep(None).await.more {}
+    assert_eq!(queue.counts().await, Counts { dead: 70, ..Counts::default() });
 }
 
 async fn the_key_of_an_interrupted_event_goes_on(bed: Bed) {
@@ -165,6 +220,21 @@ async fn an_interrupted_event_that_never_started_can_be_adopted(bed: Bed) {
     assert_eq!((ids(&again), again.slices[0].replayed), (emitted[..1].to_vec(), true));
 }
 
+/// It was given back, and its next worker ended with it. The journal of the first one knows nothing of that.
+async fn what_somebody_else_has_begun_is_not_adopted(bed: Bed) {
+    for (name, policy) in [("unordered", at_most_once()), ("ordered", ordered_once())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let id = bed.emit(keyed("a")).await;
+        let old = queue.claim_by(ANNA, 1).await;
+        queue.release(&old).await;
+        assert_eq!(ids(&queue.claim_by(BERT, 1).await), [id], "{name}");
+        bed.pass(LEASE);
+        assert!(ids(&queue.claim_by(BERT, 1).await).is_empty(), "{name}");
+        assert_eq!(queue.dead_ids().await, [id], "{name}");
+        assert!(adopt(&queue, &old, &[id]).await.is_empty(), "{name}");
+    }
+}
+
 /// All were consumed, so none may run by itself; the first one holds the key, and the rest are gaps behind it.
 async fn several_interrupted_events_of_a_key_are_held_in_order(bed: Bed) {
     let queue = bed.lane(Policy { on_exhausted: OnExhausted::Hold, ..ordered_once() }).await;
@@ -176,6 +246,21 @@ async fn several_interrupted_events_of_a_key_are_held_in_order(bed: Bed) {
     queue.release_parked(&[]).await;
     assert_eq!(queue.drain().await, [emitted[0], emitted[2]]);
     assert_eq!(queue.dead_ids().await, emitted[1..2]);
+}
+
+/// The key is parked behind its first event because the last one is delayed. Once the first one was given back, the second
+/// could only be called dead when its worker ended, although neither had begun.
+async fn what_follows_an_event_that_was_given_back_is_not_interrupted(bed: Bed) {
+    let queue = bed.lane(Policy { on_exhausted: OnExhausted::Hold, ..ordered_once() }).await;
+    let mut emitted = bed.emit_keys(&["a", "a"]).await;
+    emitted.push(bed.emit(keyed("a").delay(seconds(20))).await);
+    let mut claimed = queue.claim_by(ANNA, 10).await;
+    assert_eq!(sorted_ids(&claimed), emitted[..2]);
+    claimed.slices.retain(|slice| slice.events[0].event.id == emitted[0]);
+    queue.release(&claimed).await;
+    bed.pass(LEASE);
+    assert_eq!(queue.drain().await, emitted);
+    assert_eq!(queue.counts().await, Counts::default());
 }
 
 async fn only_what_was_consumed_can_be_adopted(bed: Bed) {

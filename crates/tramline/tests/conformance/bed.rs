@@ -17,7 +17,7 @@ pub(crate) use tramline::model::retry::Retry;
 pub(crate) use tramline::model::rule::RuleKind;
 pub(crate) use tramline::model::status::{Counts, Status};
 pub(crate) use tramline::model::subscription::{
-    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying,
+    Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, TopicSettings, WhileRetrying,
 };
 pub(crate) use tramline::model::tally::{
     Ack, AckCount, Added, Ending, Items, NewTally, Parent, Tally, TallyItem, TallyState,
@@ -70,7 +70,7 @@ impl Bed {
     }
 
     pub(crate) async fn topic(&self, name: &str, lanes: u32) {
-        let put = PutTopic { name: name.into(), lanes: Some(lanes), retention: None, now: self.now() };
+        let put = PutTopic { name: name.into(), settings: TopicSettings::lanes(lanes), now: self.now() };
         self.store.put_topic(put).await.unwrap();
     }
 
@@ -371,9 +371,10 @@ impl Queue {
         self.bed.store.extend(extend).await.unwrap()
     }
 
-    pub(crate) async fn release(&self, claimed: &Claimed) {
+    /// Gives back all that was claimed. Gives how many leases it was.
+    pub(crate) async fn release(&self, claimed: &Claimed) -> u64 {
         let release = Release { subscription: self.id, leases: leases(claimed), now: self.bed.now() };
-        self.bed.store.release(release).await.unwrap();
+        self.bed.store.release(release).await.unwrap()
     }
 
     pub(crate) async fn stats(&self) -> Stats {
@@ -506,6 +507,10 @@ pub(crate) fn ordered_or(on_exhausted: OnExhausted) -> Policy {
 
 pub(crate) fn at_most_once() -> Policy {
     Policy { guarantee: Guarantee::AtMostOnce, ..Policy::default() }
+}
+
+pub(crate) fn ordered_once() -> Policy {
+    Policy { guarantee: Guarantee::AtMostOnce, ..ordered() }
 }
 
 pub(crate) fn seconds(seconds: u64) -> Duration {

@@ -6,6 +6,7 @@ conformance![
     a_topic_has_32_lanes_and_keeps_events_for_a_day_unless_it_says_otherwise,
     the_lanes_of_a_topic_never_change,
     the_retention_of_a_topic_can_change,
+    a_topic_has_an_owner_who_can_change_and_leave,
     topics_are_listed_by_name,
     a_topic_cannot_be_deleted_while_it_is_consumed,
     a_deleted_topic_is_gone_with_its_events,
@@ -15,6 +16,7 @@ conformance![
     putting_the_same_subscription_again_changes_nothing,
     subscriptions_are_listed_by_name,
     the_policy_of_a_subscription_can_change,
+    a_changed_policy_is_that_of_every_node_at_once,
     ordering_and_guarantee_never_change,
     an_impossible_subscription_is_refused,
     a_deleted_subscription_is_gone_with_its_work,
@@ -29,8 +31,7 @@ conformance![
 fn topic(name: &str, lanes: Option<u32>, retention: Option<u64>) -> PutTopic {
     PutTopic {
         name: name.into(),
-        lanes,
-        retention: retention.map(seconds),
+        settings: TopicSettings { lanes, retention: retention.map(seconds), owner: None },
         now: Some(Time(1_800_000_000_000)),
     }
 }
@@ -56,6 +57,28 @@ async fn the_retention_of_a_topic_can_change(bed: Bed) {
     assert_eq!((second.id, second.retention), (first.id, seconds(90)));
     let third = bed.store.put_topic(topic("a", None, None)).await.unwrap();
     assert_eq!(third, second);
+}
+
+fn owned(owner: Option<&str>) -> PutTopic {
+    let owner = Some(owner.map(str::to_owned));
+    let settings = TopicSettings { owner, ..TopicSettings::default() };
+    PutTopic { settings, ..topic("a", None, None) }
+}
+
+async fn a_topic_has_an_owner_who_can_change_and_leave(bed: Bed) {
+    let owner = |topic: Topic| topic.owner.as_deref().map(str::to_owned);
+    let listed = async || owner(bed.store.topics().await.unwrap().remove(0));
+    assert_eq!(
+        owner(bed.store.put_topic(owned(Some("team-shop"))).await.unwrap()).as_deref(),
+        Some("team-shop")
+    );
+    assert_eq!(listed().await.as_deref(), Some("team-shop"));
+    let longer = bed.store.put_topic(topic("a", None, Some(90))).await.unwrap();
+    assert_eq!(owner(longer).as_deref(), Some("team-shop"), "what is left out stays");
+    bed.store.put_topic(owned(Some("Zoë"))).await.unwrap();
+    assert_eq!(listed().await.as_deref(), Some("Zoë"));
+    assert_eq!(owner(bed.store.put_topic(owned(None)).await.unwrap()), None);
+    assert_eq!(listed().await, None);
 }
 
 async fn topics_are_listed_by_name(bed: Bed) {
@@ -99,6 +122,9 @@ async fn an_impossible_topic_is_refused(bed: Bed) {
         topic("", None, None),
         topic("a", Some(0), None),
         topic("a", Some(4097), None),
+        owned(Some("")),
+        owned(Some("two\nlines")),
+        owned(Some(&"x".repeat(201))),
     ] {
         let error = bed.store.put_topic(put).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Invalid, "{error}");
@@ -142,6 +168,20 @@ async fn the_policy_of_a_subscription_can_change(bed: Bed) {
     assert_eq!(claimed.slices[0].until, bed.time().after(seconds(99)));
     queue.settle(&claimed, Outcome::retry("no")).await;
     assert_eq!(queue.counts().await.dead, 1);
+}
+
+/// What was claimed under the old policy is judged by the new one.
+async fn a_changed_policy_is_that_of_every_node_at_once(bed: Bed) {
+    let other = bed.twin().await;
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy.clone()).await;
+        let id = bed.emit(keyed("a")).await;
+        let claimed = queue.claim(1).await;
+        let stricter = Policy { retry: Retry::never(), ..policy };
+        other.subscribe(name, &[TOPIC], stricter, Start::Now).await.unwrap();
+        assert!(queue.settle(&claimed, Outcome::retry("no")).await, "{name}");
+        assert_eq!(queue.dead_ids().await, [id], "{name}");
+    }
 }
 
 async fn ordering_and_guarantee_never_change(bed: Bed) {

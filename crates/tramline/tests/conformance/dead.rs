@@ -202,7 +202,7 @@ async fn a_gap_is_told_again_after_a_failure_a_release_and_a_crash(bed: Bed) {
         assert_eq!(skipped(&claimed, emitted[1]), emitted[..1], "{again}");
         match again {
             "failure" => assert!(queue.settle(&claimed, Outcome::retry("no")).await),
-            "release" => queue.release(&claimed).await,
+            "release" => assert_eq!(queue.release(&claimed).await, 1),
             _ => {}
         }
         bed.pass(seconds(60));

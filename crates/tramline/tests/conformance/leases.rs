@@ -13,11 +13,15 @@ conformance![
     the_next_lease_of_the_same_worker_is_another_one,
     a_released_event_can_be_claimed_at_once,
     a_release_is_not_counted,
+    a_release_tells_how_many_leases_it_gave_back,
     releasing_a_lost_lease_changes_nothing,
     a_released_lease_settles_nothing,
     a_released_lease_settles_nothing_even_if_its_lane_stays_and_the_event_is_claimed_again,
     what_was_settled_before_a_release_stays_settled,
     a_released_lane_is_free,
+    giving_back_an_event_takes_back_the_later_ones_of_its_key,
+    giving_back_an_event_takes_nothing_of_a_lease_but_its_key,
+    giving_back_a_replayed_event_leaves_its_key_alone,
     a_lease_survives_being_written_down,
     a_lane_of_which_its_owner_knows_nothing_is_taken_over_at_once,
     a_lane_of_which_its_owner_knows_goes_on_under_the_same_lease,
@@ -139,6 +143,21 @@ async fn a_released_event_can_be_claimed_at_once(bed: Bed) {
     }
 }
 
+async fn a_release_tells_how_many_leases_it_gave_back(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        bed.emit(keyed("a")).await;
+        bed.emit(keyed("b")).await;
+        let claimed = queue.claim(10).await;
+        let (first, all) = (&claimed.slices[0], leases(&claimed));
+        assert!(all.len() > 1, "{name}");
+        let done = Claimed { slices: vec![first.clone()], ..claimed.clone() };
+        assert!(queue.done(&done).await, "{name}");
+        assert_eq!(queue.release(&claimed).await, all.len() as u64 - 1, "{name}: one was settled");
+        assert_eq!(queue.release(&claimed).await, 0, "{name}: all are lost");
+    }
+}
+
 async fn a_release_is_not_counted(bed: Bed) {
     for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
         let queue = bed.queue_named(name, &[TOPIC], policy).await;
@@ -202,6 +221,47 @@ async fn a_released_lane_is_free(bed: Bed) {
     let emitted = bed.emit_keys(&["a", "a", "b"]).await;
     queue.release(&queue.claim_by(ANNA, 2).await).await;
     assert_eq!(ids(&queue.claim_by(BERT, 10).await), emitted);
+}
+
+/// Whoever kept the later event could settle it, and the earlier one would run after it.
+async fn giving_back_an_event_takes_back_the_later_ones_of_its_key(bed: Bed) {
+    for (name, policy) in [("least", ordered()), ("once", ordered_once())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let emitted = bed.emit_keys(&["a", "a", "a"]).await;
+        let first = queue.claim(1).await;
+        let (second, third) = (queue.claim(1).await, queue.claim(1).await);
+        queue.release(&second).await;
+        assert!(!queue.done(&third).await, "{name}");
+        let again = queue.claim(10).await;
+        assert_eq!(sorted_ids(&again), emitted[1..], "{name}");
+        assert!(!queue.done(&third).await, "{name}: claimed again, but under another lease");
+        assert!(queue.done(&first).await && queue.done(&again).await, "{name}");
+    }
+}
+
+async fn giving_back_an_event_takes_nothing_of_a_lease_but_its_key(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let first = bed.emit(keyed("a")).await;
+    let together: Vec<EventId> =
+        bed.emit_together(vec![keyed("b"), keyed("a")]).await.iter().map(|event| event.id).collect();
+    let (given, kept) = (queue.claim(1).await, queue.claim(2).await);
+    queue.release(&given).await;
+    let outcomes = [(together[0], Outcome::Done), (together[1], Outcome::Done)];
+    assert_eq!(queue.settle_each(&kept, &outcomes).await, [true, false]);
+    assert_eq!(sorted_ids(&queue.claim_by(BERT, 10).await), [first, together[1]]);
+}
+
+async fn giving_back_a_replayed_event_leaves_its_key_alone(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let done = bed.emit_keys(&["a"]).await;
+    queue.drain().await;
+    bed.emit_keys(&["a"]).await;
+    let kept = queue.claim(1).await;
+    queue.resend(&done).await;
+    let replayed = queue.claim(1).await;
+    assert_eq!(ids(&replayed), done);
+    queue.release(&replayed).await;
+    assert!(queue.done(&kept).await);
 }
 
 async fn a_lease_survives_being_written_down(bed: Bed) {

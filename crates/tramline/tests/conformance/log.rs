@@ -9,6 +9,8 @@ conformance![
     the_log_has_the_whole_event,
     settled_events_stay_in_the_log,
     a_reader_beside_emitters_misses_nothing,
+    the_end_of_a_log_is_behind_what_is_there_and_before_what_comes,
+    nothing_is_added_before_the_end_of_a_log,
     an_unknown_event_is_not_found,
     a_lookup_shows_every_subscription,
     a_lookup_follows_an_event_through_its_life,
@@ -78,6 +80,48 @@ async fn a_reader_beside_emitters_misses_nothing(bed: Bed) {
     let mut results = results.await;
     let read = results.pop().unwrap();
     assert_eq!(read, sorted(results.concat()));
+}
+
+async fn the_end_of_a_log_is_behind_what_is_there_and_before_what_comes(bed: Bed) {
+    assert_eq!(bed.store.log_end(TOPIC).await.unwrap_err().kind(), Kind::NotFound);
+    bed.topic(TOPIC, 4).await;
+    let empty = bed.store.log_end(TOPIC).await.unwrap();
+    let first = bed.emit_plain(70).await;
+    let end = bed.store.log_end(TOPIC).await.unwrap();
+    assert!(first.iter().all(|id| (empty.0 + 1..=end.0).contains(&id.0)));
+    let new = bed.emit_plain(2).await;
+    let log = bed.read_log(end, 2).await;
+    assert_eq!(log.events.iter().map(|event| event.id).collect::<Vec<_>>(), new);
+}
+
+/// Whoever begins at the end of a log must not miss what was being written when it was asked for.
+async fn nothing_is_added_before_the_end_of_a_log(bed: Bed) {
+    bed.topic(TOPIC, 4).await;
+    let results = in_parallel(5, |number| {
+        let bed = bed.clone();
+        async move {
+            if number < 5 {
+                bed.emit_keys(&[&*format!("key{number}"); 40]).await;
+                return Vec::new();
+            }
+            let mut ends = Vec::new();
+            for _ in 0..20 {
+                let end = bed.store.log_end(TOPIC).await.unwrap();
+                ends.push((end, ids_until(&bed, end).await));
+            }
+            ends
+        }
+    });
+    for (end, then) in results.await.concat() {
+        assert_eq!(ids_until(&bed, end).await, then, "before {end}");
+    }
+}
+
+async fn ids_until(bed: &Bed, end: EventId) -> Vec<EventId> {
+    let mut page = bed.log_page(EventId(0), 1000).await;
+    assert!(page.events.len() < 1000);
+    page.events.retain(|event| event.id <= end);
+    page.events.iter().map(|event| event.id).collect()
 }
 
 async fn an_unknown_event_is_not_found(bed: Bed) {

@@ -33,6 +33,7 @@ mod bed;
 mod catalog;
 mod claim;
 mod dead;
+mod deletion;
 mod emit;
 mod idempotency;
 mod leases;

@@ -136,7 +136,11 @@ async fn a_sweep_is_bounded_and_says_whether_there_is_more(bed: Bed) {
 }
 
 async fn every_topic_has_its_own_retention(bed: Bed) {
-    let put = PutTopic { name: "short".into(), lanes: None, retention: Some(seconds(10)), now: bed.now() };
+    let put = PutTopic {
+        name: "short".into(),
+        settings: TopicSettings { retention: Some(seconds(10)), ..Default::default() },
+        now: bed.now(),
+    };
     bed.store.put_topic(put).await.unwrap();
     let short = bed.emit(Event::new("short", "x")).await;
     let long = bed.emit(plain_event()).await;

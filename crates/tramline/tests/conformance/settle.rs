@@ -22,6 +22,8 @@ conformance![
     the_leases_of_a_settle_are_answered_one_by_one,
     a_lease_is_worth_nothing_in_another_subscription,
     a_settle_says_when_events_became_due,
+    a_settle_says_which_events_their_keys_wait_for,
+    a_replayed_event_is_waited_for_by_nobody,
     settling_in_one_subscription_leaves_the_others_alone,
     parallel_settles_of_one_claim_are_each_taken_once,
 ];
@@ -257,6 +259,39 @@ async fn a_settle_says_when_events_became_due(bed: Bed) {
         let later = Outcome::Snooze { delay: seconds(9) };
         assert!(!queue.try_settle(&claimed, &[(id, later)]).await.unwrap().wake, "{name}");
     }
+}
+
+async fn a_settle_says_which_events_their_keys_wait_for(bed: Bed) {
+    let once = |on_exhausted| Policy { on_exhausted, ..ordered_once() };
+    let judged = [
+        ("retried", ordered(), Outcome::retry("no"), true),
+        ("snoozed", ordered(), Outcome::Snooze { delay: seconds(1) }, true),
+        ("done", ordered(), Outcome::Done, false),
+        ("dead", ordered(), Outcome::dead("no"), false),
+        ("held", ordered_or(OnExhausted::Hold), Outcome::retry("no"), true),
+        ("dropped", ordered_or(OnExhausted::Drop), Outcome::retry("no"), false),
+        ("interrupted", once(OnExhausted::Dead), Outcome::retry("no"), false),
+        ("held_once", once(OnExhausted::Hold), Outcome::retry("no"), true),
+        ("unordered", unordered(), Outcome::retry("no"), false),
+    ];
+    for (name, policy, outcome, waits) in judged {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let emitted = bed.emit_keys(&["a", "a"]).await;
+        let claimed = queue.claim(1).await;
+        let settled = queue.try_settle(&claimed, &[(emitted[0], outcome)]).await.unwrap();
+        let waiting = if waits { &emitted[..1] } else { &[] };
+        assert_eq!(settled.waiting, waiting, "{name}");
+    }
+}
+
+async fn a_replayed_event_is_waited_for_by_nobody(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let emitted = bed.emit_keys(&["a", "a"]).await;
+    queue.drain().await;
+    queue.resend(&emitted[..1]).await;
+    let claimed = queue.claim(1).await;
+    let settled = queue.try_settle(&claimed, &[(emitted[0], Outcome::retry("no"))]).await.unwrap();
+    assert_eq!((settled.accepted, settled.waiting), (vec![vec![true]], Vec::new()));
 }
 
 async fn settling_in_one_subscription_leaves_the_others_alone(bed: Bed) {

@@ -242,7 +242,7 @@ async fn suspects_of_a_key_keep_their_order_across_due_times(bed: Bed) {
 /// A worker gives back the first of two slices, and ends with the second one in hand.
 async fn what_was_given_back_runs_before_later_suspects(bed: Bed) {
     let queue = bed.lane(ordered()).await;
-    let emitted = bed.emit_keys(&["a", "a", "b"]).await;
+    let emitted = bed.emit_keys(&["a", "b", "b"]).await;
     let mut claimed = queue.claim(3).await;
     claimed.slices.sort_by_key(|slice| slice.events[0].event.id);
     claimed.slices.truncate(1);
@@ -258,8 +258,8 @@ async fn what_was_given_back_runs_before_later_suspects(bed: Bed) {
 async fn what_was_given_back_runs_before_later_suspects_of_the_same_chunk(bed: Bed) {
     let queue = bed.lane(ordered()).await;
     for given_back in 0..2 {
-        let late = || keyed("a").delay(seconds(1));
-        let events = vec![keyed("a"), late(), keyed("a"), late()];
+        let late = |key| keyed(key).delay(seconds(1));
+        let events = vec![keyed("a"), late("b"), keyed("c"), late("d")];
         let emitted: Vec<EventId> = bed.emit_together(events).await.iter().map(|event| event.id).collect();
         bed.pass(seconds(1));
         let mut claimed = queue.claim(10).await;

@@ -20,6 +20,10 @@ conformance![
     the_former_life_of_a_worker_is_refused,
     a_worker_found_dead_may_come_back,
     the_shares_of_all_workers_cover_all_lanes,
+    remote_workers_are_known_by_name_and_subscription,
+    a_remote_worker_is_forgotten_when_it_is_not_seen_for_long,
+    a_remote_worker_has_no_heartbeat_and_no_share,
+    remote_workers_go_with_their_subscription,
 ];
 
 async fn names(workers: &[Worker]) -> Vec<&str> {
@@ -187,6 +191,65 @@ async fn a_worker_found_dead_may_come_back(bed: Bed) {
     let workers = bed.beat(ANNA, "anna").await;
     assert_eq!(names(&workers).await, ["bert", "anna"]);
     assert_eq!(ids(&queue.claim_by(ANNA, 1).await), [id]);
+}
+
+async fn see(bed: &Bed, name: &str, subscription: SubscriptionId, claims: u64) {
+    let workers = vec![Seen { name: name.into(), subscription, claims }];
+    bed.store.see_remote(SeeRemote { workers, now: bed.now() }).await.unwrap();
+}
+
+/// Name, subscription, claims.
+async fn remote(bed: &Bed) -> Vec<(String, SubscriptionId, u64)> {
+    let workers = bed.store.remote_workers(bed.now()).await.unwrap();
+    workers.into_iter().map(|worker| (worker.name, worker.subscription, worker.claims)).collect()
+}
+
+async fn remote_workers_are_known_by_name_and_subscription(bed: Bed) {
+    let (one, two) = (bed.queue(unordered()).await.id, bed.queue_named("two", &[TOPIC], ordered()).await.id);
+    let born_at = bed.time();
+    see(&bed, "zoe", one, 1).await;
+    see(&bed, "ada", two, 2).await;
+    bed.pass(seconds(200));
+    see(&bed, "zoe", one, 3).await;
+    see(&bed, "zoe", two, 1).await;
+    let known = [("ada", two, 2), ("zoe", one, 4), ("zoe", two, 1)];
+    assert_eq!(remote(&bed).await, known.map(|(name, id, claims)| (name.to_owned(), id, claims)));
+    let zoe = &bed.store.remote_workers(bed.now()).await.unwrap()[1];
+    assert_eq!((zoe.born_at, zoe.seen_at), (born_at, bed.time()));
+}
+
+async fn a_remote_worker_is_forgotten_when_it_is_not_seen_for_long(bed: Bed) {
+    let queue = bed.queue(unordered()).await.id;
+    see(&bed, "ada", queue, 7).await;
+    bed.pass(seconds(301));
+    assert_eq!(remote(&bed).await, []);
+    see(&bed, "ada", queue, 1).await;
+    assert_eq!(remote(&bed).await, [("ada".to_owned(), queue, 1)], "it begins anew");
+    assert_eq!(bed.store.remote_workers(bed.now()).await.unwrap()[0].born_at, bed.time());
+    bed.pass(seconds(301));
+    bed.sweep(None).await;
+    let long_ago = Some(bed.time().before(seconds(301)));
+    assert_eq!(bed.store.remote_workers(long_ago).await.unwrap(), [], "the sweep removed it");
+}
+
+async fn a_remote_worker_has_no_heartbeat_and_no_share(bed: Bed) {
+    let queue = bed.queue(ordered()).await.id;
+    bed.beat(ANNA, "anna").await;
+    see(&bed, "ada", queue, 1).await;
+    assert_eq!(names(&bed.beat(ANNA, "anna").await).await, ["anna"]);
+    assert_eq!(names(&bed.store.workers().await.unwrap()).await, ["anna"]);
+    bed.pass(seconds(7));
+    assert_eq!(bed.sweep(Some(seconds(6))).await.workers, 1, "only anna can be found dead");
+    assert_eq!(remote(&bed).await.len(), 1);
+}
+
+async fn remote_workers_go_with_their_subscription(bed: Bed) {
+    let queue = bed.queue(unordered()).await.id;
+    see(&bed, "ada", queue, 1).await;
+    bed.store.delete_subscription("queue").await.unwrap();
+    assert_eq!(remote(&bed).await, []);
+    see(&bed, "ada", queue, 1).await;
+    assert_eq!(remote(&bed).await, [], "what is gone is passed over");
 }
 
 async fn the_shares_of_all_workers_cover_all_lanes(bed: Bed) {

@@ -303,8 +303,10 @@ impl Sub {
         }
     }
 
+    /// Somebody gives an event back, and with it the later ones of its key.
     pub(crate) fn release(&mut self, id: EventId, now: Time) {
         self.give_up(id, Place::Free { due: now });
+        self.take_back_later(id, now);
     }
 
     /// Somebody drops or cancels an event that nobody has.

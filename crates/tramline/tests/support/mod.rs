@@ -36,6 +36,14 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnM
     assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "never came true: {what}");
 }
 
+/// Lets all others run until each of them waits for something: a chain of wake-ups is never that long. Exact where a test has one
+/// thread, and nothing in the chain waits for time or for the store.
+pub async fn all_wait() {
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Runs a worker in the background.
 pub fn start(worker: tramline::Worker) -> (Shutdown, JoinHandle<Result<()>>) {
     let shutdown = Shutdown::new();
@@ -222,7 +230,7 @@ impl Store for Disturbed {
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
         self.pass("extend", self.inner.extend(extend)).await
     }
-    async fn release(&self, release: Release) -> Result<()> {
+    async fn release(&self, release: Release) -> Result<u64> {
         self.pass("release", self.inner.release(release)).await
     }
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
@@ -239,6 +247,9 @@ impl Store for Disturbed {
     }
     async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
         self.pass("read_log", self.inner.read_log(read)).await
+    }
+    async fn log_end(&self, topic: &str) -> Result<EventId> {
+        self.inner.log_end(topic).await
     }
     async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
         self.inner.dead(page).await
@@ -279,6 +290,9 @@ impl Store for Disturbed {
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
         self.pass("tallies", self.inner.tallies(list)).await
     }
+    async fn tally_counts(&self) -> Result<TallyCounts> {
+        self.pass("tally_counts", self.inner.tally_counts()).await
+    }
     async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
         self.pass("cancel_tally", self.inner.cancel_tally(cancel)).await
     }
@@ -311,6 +325,12 @@ impl Store for Disturbed {
     }
     async fn workers(&self) -> Result<Vec<Worker>> {
         self.inner.workers().await
+    }
+    async fn see_remote(&self, see: SeeRemote) -> Result<()> {
+        self.inner.see_remote(see).await
+    }
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
+        self.inner.remote_workers(now).await
     }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.inner.sweep(sweep).await

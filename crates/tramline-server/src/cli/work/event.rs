@@ -16,7 +16,7 @@ pub(super) struct Claimed {
     kind: Option<String>,
     key: Option<String>,
     prev: Option<String>,
-    /// Failures so far.
+    /// Which attempt this is, from 1.
     pub(super) attempt: u32,
     #[serde(default)]
     crashes: u32,
@@ -47,6 +47,10 @@ pub(super) struct Claim {
 }
 
 impl Claimed {
+    pub(super) fn has_key(&self) -> bool {
+        self.key.is_some()
+    }
+
     /// The payload as it was emitted.
     pub(super) fn input(&self) -> Vec<u8> {
         match (&self.payload, &self.payload_base64) {

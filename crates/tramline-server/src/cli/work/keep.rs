@@ -8,9 +8,6 @@ use std::time::Instant;
 
 /// Extends all leases at a third of their time, so that two extensions may fail. Runs until it is dropped.
 pub(super) async fn run(pool: Arc<Pool>) {
-    if pool.setup.consumed {
-        return;
-    }
     let third = pool.setup.lease / 3;
     loop {
         tokio::time::sleep(third).await;
@@ -22,6 +19,8 @@ pub(super) async fn run(pool: Arc<Pool>) {
         let body = json!({"leases": leases, "lease_ms": millis(pool.setup.lease)});
         match pool.ask::<Value>("extend", &body, third).await {
             Ok(answer) => note(&pool, &leases, &answer, asked_at),
+            // At most once a claim is final: nobody else runs the event, so its command may end in peace.
+            Err(_) if pool.setup.consumed => {}
             Err(failure) => {
                 let lost = pool.hand().expire(Instant::now());
                 if lost > 0 {
@@ -38,11 +37,13 @@ fn note(pool: &Pool, leases: &[String], answer: &Value, asked_at: Instant) {
     for lease in leases {
         match status(answer, lease) {
             "extended" => hand.extended(lease, asked_at, pool.setup.lease),
-            "lease_lost" => hand.lost(lease),
+            "lease_lost" if !pool.setup.consumed => hand.lost(lease),
             _ => {}
         }
     }
-    hand.expire(Instant::now());
+    if !pool.setup.consumed {
+        hand.expire(Instant::now());
+    }
 }
 
 fn status<'a>(answer: &'a Value, lease: &str) -> &'a str {

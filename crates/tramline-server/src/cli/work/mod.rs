@@ -19,7 +19,7 @@ use super::client::Client;
 use super::failure::{Exit, Failure};
 use super::value;
 use pool::{Pool, Setup};
-use report::Report;
+use report::{Exhaustion, Report};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +87,7 @@ pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
         ordered: subscription["ordering"] == "key",
         consumed: subscription["guarantee"] == "at_most_once",
         time_limit: stated("time_limit_ms"),
+        exhaustion: Exhaustion::of(&subscription),
         lease: args.lease.or(stated("lease_ms")).unwrap_or(LEASE).max(SHORTEST_LEASE),
         grace: args.grace,
         drain: args.drain,

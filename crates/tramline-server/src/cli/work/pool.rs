@@ -6,7 +6,7 @@ use super::super::outage::Outage;
 use super::super::value::millis;
 use super::event::{Claim, Claimed, rows};
 use super::hand::Hand;
-use super::report::Report;
+use super::report::{Exhaustion, Report};
 use super::{keep, row, settle};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -24,11 +24,13 @@ pub(super) struct Setup {
     pub(super) concurrency: usize,
     /// Events of one key run one after the other.
     pub(super) ordered: bool,
-    /// At most once: a claim is final, there is nothing to extend or to give back.
+    /// At most once: a claim is final. It is extended, so that what runs is not called interrupted, but never given back.
     pub(super) consumed: bool,
     pub(super) lease: Duration,
     /// How long a command may run.
     pub(super) time_limit: Option<Duration>,
+    /// What becomes of an event that fails for the last time.
+    pub(super) exhaustion: Exhaustion,
     pub(super) grace: Duration,
     pub(super) drain: bool,
 }
@@ -154,10 +156,8 @@ impl Pool {
     /// its events are given back.
     async fn claim(&self, most: usize) -> Result<Vec<row::Row>, Failure> {
         let wait = if self.setup.drain { Duration::ZERO } else { WAIT };
-        let mut body = json!({"worker": self.setup.worker, "max_events": most, "wait_ms": millis(wait)});
-        if !self.setup.consumed {
-            body["lease_ms"] = millis(self.setup.lease).into();
-        }
+        let body = json!({"worker": self.setup.worker, "max_events": most, "wait_ms": millis(wait),
+            "lease_ms": millis(self.setup.lease)});
         // Started before the claim: the lease cannot have begun earlier.
         let asked_at = Instant::now();
         let claim = async {

@@ -38,7 +38,8 @@ pub(super) async fn run(pool: Arc<Pool>, mut from: mpsc::Receiver<Ended>) {
     while from.recv_many(&mut batch, MOST).await > 0 {
         let taken = write(&pool, &batch).await;
         for (ended, taken) in batch.drain(..).zip(taken) {
-            pool.report.ended(&ended.event, &ended.outcome, ended.took, taken);
+            let became = pool.setup.exhaustion.became(&ended.event, &ended.outcome, taken);
+            pool.report.ended(&ended.event, became, ended.took);
             pool.settled(&ended.event.lease).await;
             let _ = ended.settled.send(taken);
         }

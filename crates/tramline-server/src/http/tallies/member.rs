@@ -1,7 +1,7 @@
 //! Events as items of tallies: what an emit says of it.
 
 use crate::http::app::App;
-use crate::http::caller::{Caller, forbidden};
+use crate::http::caller::Caller;
 use crate::http::emit::{number, text};
 use crate::http::problem::{Answer, Problem};
 use crate::http::tallies::number::{Number, parse};
@@ -49,9 +49,8 @@ impl MemberIn {
 
     /// Checks that the caller may put items into the tally, and may know of the subscription.
     pub(crate) async fn check(&self, app: &App, caller: &Caller) -> Answer<()> {
-        let hidden = |name: &String| !caller.sees_subscription_named(name);
-        if self.subscription.as_ref().is_some_and(hidden) {
-            return Err(forbidden());
+        if let Some(name) = &self.subscription {
+            caller.subscription(FILL, name)?;
         }
         access::check(app, caller, FILL, self.id.0).await
     }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use tower::ServiceExt;
 use tramline::Tramline;
 use utoipa::openapi::OpenApi;
+use utoipa::openapi::path::Operation;
 
 /// The token that may do everything.
 pub(super) const ROOT: &str = "root-secret-of-the-tests";
@@ -75,12 +76,36 @@ impl Bed {
         Bed { app, api: openapi::describe(), router }
     }
 
+    /// What comes back has to be described.
     pub(super) async fn send(&self, request: Request<Body>) -> Reply {
+        let operation = self.operation(request.method(), request.uri().path());
+        let what = format!("{} {}", request.method(), request.uri().path());
         let response = self.router.clone().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
+        if let Some(operation) = operation {
+            let known = operation.responses.responses.contains_key(parts.status.as_str());
+            assert!(known, "{what} answers {}, which is not described", parts.status);
+        }
         let bytes = body.collect().await.unwrap().to_bytes();
         let text = String::from_utf8_lossy(&bytes).into_owned();
         Reply { status: parts.status, headers: parts.headers, text }
+    }
+
+    /// The description of what serves a call.
+    fn operation(&self, method: &Method, path: &str) -> Option<&Operation> {
+        let fits = |template: &str| {
+            let (wanted, given) = (template.split('/'), path.split('/'));
+            wanted.clone().count() == given.clone().count()
+                && wanted.zip(given).all(|(wanted, given)| wanted.starts_with('{') || wanted == given)
+        };
+        let (_, item) = self.api.paths.paths.iter().find(|(template, _)| fits(template))?;
+        match *method {
+            Method::GET => item.get.as_ref(),
+            Method::PUT => item.put.as_ref(),
+            Method::POST => item.post.as_ref(),
+            Method::DELETE => item.delete.as_ref(),
+            _ => None,
+        }
     }
 
     /// An answer of which nobody has read the body.

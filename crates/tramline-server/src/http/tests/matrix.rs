@@ -11,7 +11,8 @@ const ROLES: &[&str] = &["publish", "consume", "manage", "admin"];
 /// The word that a tenant must never see.
 const FOREIGN: &str = "rival";
 
-/// Two tenants, each with a topic, a subscription and an event; and a subscription of the first that consumes the second's topic.
+/// Two tenants, each with a topic, a subscription and an event; and subscriptions that consume the second's topic under a name of
+/// the first.
 struct Tenants {
     bed: Bed,
     /// The event of a topic.
@@ -36,6 +37,11 @@ impl Tenants {
             tallies.insert(name, [tally, counter]);
         }
         bed.put("/v1/subscriptions/acme%2Fspy", json!({"topics": ["rival/a"]})).await.good();
+        // Also of one of its topics, the first tenant must not learn that this one exists.
+        bed.put("/v1/subscriptions/acme%2Frivals", json!({"topics": ["acme/a", "rival/a"]})).await.good();
+        let claimed = bed.post("/v1/subscriptions/acme%2Frivals/claim", json!({})).await.good();
+        let result = json!({"id": claimed["events"][0]["id"], "lease": claimed["events"][0]["lease"], "outcome": "retry"});
+        bed.post("/v1/subscriptions/acme%2Frivals/settle", json!({"results": [result]})).await.good();
         bed.post("/v1/subscriptions/rival%2Fa/claim", json!({"worker": "rival-worker"})).await.good();
         Tenants { bed, events, tallies }
     }
@@ -113,17 +119,21 @@ fn scopes_of(requirement: &utoipa::openapi::security::SecurityRequirement) -> Ve
 
 /// A body with which the operation would succeed.
 fn body(route: &Route, name: &str) -> Value {
-    match route.path.rsplit('/').next().unwrap() {
+    body_for(&route.path, name)
+}
+
+pub(super) fn body_for(path: &str, name: &str) -> Value {
+    match path.rsplit('/').next().unwrap() {
         "events" => json!({"payload": 1}),
         "{name}" => json!({"topics": [name]}),
         "settle" => json!({"results": []}),
-        "extend" | "release" if route.path.contains("parked") => json!({"all": true}),
+        "extend" | "release" if path.contains("parked") => json!({"all": true}),
         "extend" | "release" => json!({"leases": []}),
         "replay" | "drop" => json!({"all": true}),
         "resend" => json!({"ids": []}),
         "tallies" => json!({"topic": name}),
         "add" => json!({"count": 1}),
-        "ack" if !route.path.contains('{') => json!({"acks": []}),
+        "ack" if !path.contains('{') => json!({"acks": []}),
         "ack" | "fail" => json!({"items": []}),
         "count" => json!({"by": 1}),
         "tokens" => json!({"name": "new", "scopes": ["admin"]}),

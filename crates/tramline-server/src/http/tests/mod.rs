@@ -3,6 +3,7 @@
 mod bed;
 mod carlyle;
 mod emitting;
+mod following;
 mod matrix;
 mod openapi;
 mod refusals;

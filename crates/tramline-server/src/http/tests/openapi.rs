@@ -1,7 +1,10 @@
 //! The description and the routes are the same.
 
-use super::bed::Bed;
+use super::bed::{Bed, ROOT};
+use super::matrix::body_for;
+use crate::config::Config;
 use axum::http::Method;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use utoipa::openapi::path::PathItem;
 
@@ -95,6 +98,114 @@ async fn every_described_call_is_served_and_other_methods_are_not() {
             assert_eq!(served, known.contains(&method), "{method} {path}: {} {}", reply.status, reply.text);
         }
     }
+}
+
+/// A body of the description: what it needs, and what its fields may be.
+struct Described {
+    url: String,
+    method: Method,
+    base: Value,
+    schema: Value,
+}
+
+fn resolve<'a>(api: &'a Value, schema: &'a Value) -> &'a Value {
+    let first = |all: &'a Value| all.as_array().unwrap().iter().find(|one| one["type"] != "null").unwrap();
+    match (schema["$ref"].as_str(), &schema["oneOf"]) {
+        (Some(name), _) => resolve(api, &api["components"]["schemas"][name.rsplit('/').next().unwrap()]),
+        (None, one_of) if one_of.is_array() => resolve(api, first(one_of)),
+        _ => schema,
+    }
+}
+
+fn bodies(api: &Value) -> Vec<Described> {
+    let mut bodies = Vec::new();
+    for (path, item) in api["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+            if schema.is_object() {
+                let schema = resolve(api, schema).clone();
+                let alone = schema["maxProperties"] == 1;
+                bodies.push(Described {
+                    url: path.replace("{topic}", "t").replace("{name}", "s"),
+                    method: method.to_uppercase().parse().unwrap(),
+                    base: if alone { json!({}) } else { body_for(path, "t") },
+                    schema,
+                });
+            }
+        }
+    }
+    bodies
+}
+
+/// Values at the edges of what a schema allows, and beyond.
+fn edges(schema: &Value) -> (Vec<Value>, Vec<Value>) {
+    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    for (edge, step) in [("minimum", -1), ("maximum", 1)] {
+        if let Some(number) = schema[edge].as_i64() {
+            good.push(json!(number));
+            bad.push(json!(number + step));
+        }
+    }
+    let text = |length: &Value| length.as_u64().map(|length| "x".repeat(length as usize));
+    if let Some(longest) = text(&schema["maxLength"]) {
+        bad.push(json!(format!("{longest}x")));
+        good.push(json!(longest));
+    }
+    if let Some(most) = schema["maxItems"].as_u64() {
+        bad.push(json!(vec!["1"; most as usize + 1]));
+    }
+    if schema["minItems"] == 1 {
+        bad.push(json!([]));
+    }
+    if schema["minLength"] == 1 {
+        bad.push(json!(""));
+    }
+    if schema["enum"].is_array() {
+        bad.push(json!("no such word"));
+    }
+    (good, bad)
+}
+
+#[tokio::test]
+async fn what_the_description_forbids_is_refused_and_its_edges_are_taken() {
+    let config = Config { root_token: Some(ROOT.into()), max_wait_ms: 1, ..Config::defaults().unwrap() };
+    let bed = Bed::with(config).await;
+    let api = serde_json::to_value(&bed.api).unwrap();
+    let mut checked = 0;
+    for body in bodies(&api) {
+        let with = |field: &str, value: &Value| {
+            let mut changed = body.base.clone();
+            changed[field] = value.clone();
+            changed.to_string()
+        };
+        bed.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await.good();
+        for (field, schema) in body.schema["properties"].as_object().unwrap() {
+            let (good, bad) = edges(resolve(&api, schema));
+            checked += bad.len();
+            for value in bad {
+                let reply = bed.call(body.method.clone(), &body.url, Some(ROOT), &with(field, &value)).await;
+                assert_eq!(reply.status, 422, "{} {} {field} {value}: {}", body.method, body.url, reply.text);
+            }
+            for value in good {
+                let reply = bed.call(body.method.clone(), &body.url, Some(ROOT), &with(field, &value)).await;
+                assert_ne!(reply.status, 422, "{} {} {field} {value}: {}", body.method, body.url, reply.text);
+            }
+        }
+        for other in [with("nobody_knows_it", &json!(1)), json!([]).to_string(), json!([null]).to_string()] {
+            let reply = bed.call(body.method.clone(), &body.url, Some(ROOT), &other).await;
+            assert_eq!(reply.status, 422, "{} {} {other}: {}", body.method, body.url, reply.text);
+        }
+    }
+    assert!(checked > 50, "only {checked} values were found in the description");
+}
+
+#[tokio::test]
+async fn the_names_of_operations_are_unique() {
+    let api = serde_json::to_value(&Bed::open().await.api).unwrap();
+    let items = api["paths"].as_object().unwrap().values();
+    let ids: Vec<&Value> =
+        items.flat_map(|item| item.as_object().unwrap().values().map(|it| &it["operationId"])).collect();
+    assert_eq!(ids.iter().map(ToString::to_string).collect::<BTreeSet<_>>().len(), ids.len());
 }
 
 #[tokio::test]

@@ -36,6 +36,7 @@ async fn what_is_well_formed_but_impossible_is_invalid() {
         json!({"payload": 1, "delay_ms": 1.5}),
         json!({"payload": 1, "delay_ms": 1, "due_at": "2030-01-01T00:00:00Z"}),
         json!({"payload": 1, "due_at": "tomorrow"}),
+        json!({"payload": 1, "due_at": "9999-12-31T23:59:59Z"}),
         json!({"payload": 1, "priority": 10}),
         json!({"payload": 1, "priority": 1e300}),
         json!({"payload": 1, "type": "two words"}),
@@ -120,8 +121,41 @@ async fn absurd_numbers_are_invalid() {
     bed.put("/v1/topics/t2", json!({"retention_ms": u64::MAX})).await.problem(422);
     bed.get("/v1/topics?limit=-1").await.problem(422);
     bed.get("/v1/topics/t/events?after=x").await.problem(422);
-    bed.get("/v1/events/x").await.problem(422);
+    for id in ["x", "+64", "-1", "99999999999999999999"] {
+        bed.get(&format!("/v1/events/{id}")).await.problem(400);
+    }
+    bed.get("/v1/events/9999999999999999999").await.problem(404);
     bed.get("/v1/topics?limit=4000000000").await.good();
+}
+
+#[tokio::test]
+async fn a_query_parameter_that_nobody_knows_is_refused_with_those_that_are_known() {
+    let bed = Bed::open().await;
+    for (path, known) in [
+        ("/v1/topics?nobody=1", "limit, after"),
+        ("/v1/topics/t/events?limit=1&Key=x", "after, key, limit"),
+        ("/v1/stats?limit=1", "none"),
+        ("/v1/events/7?verbose", "none"),
+    ] {
+        let problem = bed.get(path).await.problem(400);
+        assert!(problem["remedy"].as_str().unwrap().ends_with(known), "{path}: {problem}");
+    }
+    bed.post("/v1/topics/t/events?key=x", json!({"payload": 1})).await.problem(400);
+    bed.get("/v1/topics?").await.good();
+    bed.get("/v1/topics?limit=2&after=").await.good();
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_refused() {
+    let bed = Bed::open().await;
+    let get = async |path: &str, size: usize| {
+        let request = Request::get(path).header("x-long", "x".repeat(size)).body(Body::empty());
+        bed.send(request.unwrap()).await
+    };
+    for path in ["/v1/topics", "/health/live"] {
+        get(path, 70 << 10).await.problem(431);
+        get(path, 60 << 10).await.good();
+    }
 }
 
 #[tokio::test]

@@ -138,7 +138,9 @@ async fn leases_are_extended_and_given_back() {
         (&json!("extended"), &json!("lease_lost"))
     );
     assert!(extended["results"][0]["lease_until"].as_str() > event["lease_until"].as_str());
-    bed.post("/v1/subscriptions/s/release", leases).await.good();
+    let release =
+        async || bed.post("/v1/subscriptions/s/release", leases.clone()).await.good()["leases"].clone();
+    assert_eq!((release().await, release().await), (json!(1), json!(0)), "what is lost is not counted");
     let again = claim(&bed, 1).await.remove(0);
     assert_eq!((&again["attempt"], &again["crashes"]), (&json!(1), &json!(0)));
 }
@@ -226,6 +228,15 @@ async fn what_is_left_out_of_a_change_stays_as_it_was() {
     let changed = bed.put("/v1/subscriptions/s", json!({"topics": ["t"], "claim_size": 9})).await.good();
     assert_eq!((&changed["max_attempts"], &changed["lease_ms"]), (&json!(7), &json!(5_000)));
     assert_eq!(changed["claim_size"], 9);
+}
+
+#[tokio::test]
+async fn null_takes_a_setting_back() {
+    let bed = bed(json!({"time_limit_ms": 5_000, "lease_ms": 5_000, "claim_size": 9})).await;
+    let nulls = json!({"topics": ["t"], "time_limit_ms": null, "lease_ms": null, "claim_size": null});
+    let changed = bed.put("/v1/subscriptions/s", nulls).await.good();
+    assert_eq!(changed["time_limit_ms"], Value::Null);
+    assert_eq!((&changed["lease_ms"], &changed["claim_size"]), (&json!(60_000), &json!(4_096)));
 }
 
 #[tokio::test]

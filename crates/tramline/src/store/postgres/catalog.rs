@@ -1,16 +1,16 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
-use super::session::{Ended, Session, Texts};
+use super::erase;
+use super::session::{Session, Texts};
 use crate::error::{Error, Result};
-use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
+use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::lane::DEFAULT_LANES;
-use crate::model::mask::Mask;
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
-use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
-use crate::model::tally::Ending;
+use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::{Time, millis};
-use crate::store::catalog::{Catalog, check_lanes};
+use crate::store::catalog::{Catalog, still_left};
+use crate::store::deleted::{Deleted, lanes_of};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
@@ -22,7 +22,7 @@ use std::time::Duration;
 pub(super) async fn load(conn: &mut PgConnection, texts: &Texts) -> Result<Catalog> {
     let sql = "SELECT value FROM tramline_meta WHERE name = 'catalog'";
     let version = texts.query(sql).fetch_one(&mut *conn).await?.try_get(0)?;
-    let sql = "SELECT id, name, lanes, retention_ms, created_at FROM tramline_topic ORDER BY name";
+    let sql = "SELECT id, name, lanes, retention_ms, created_at, owner FROM tramline_topic ORDER BY name";
     let topics: Vec<Topic> =
         texts.query(sql).fetch_all(&mut *conn).await?.iter().map(topic).collect::<Result<_>>()?;
     let names: BTreeMap<TopicId, Arc<str>> =
@@ -54,6 +54,7 @@ fn topic(row: &PgRow) -> Result<Topic> {
         lanes: row.try_get::<i32, _>(2)?.cast_unsigned(),
         retention: Duration::from_millis(row.try_get::<i64, _>(3)?.max(0).cast_unsigned()),
         created_at: Time(row.try_get(4)?),
+        owner: row.try_get::<Option<String>, _>(5)?.map(Arc::from),
     })
 }
 
@@ -92,7 +93,7 @@ pub(super) async fn create_missing(session: &mut Session<'_>, names: &[&str]) ->
     let missing: BTreeSet<&str> =
         names.iter().copied().filter(|name| catalog.topic(name).is_none()).collect();
     for name in &missing {
-        insert_topic(session, name, DEFAULT_LANES, DEFAULT_RETENTION).await?;
+        insert_topic(session, name, &TopicSettings::default()).await?;
     }
     if !missing.is_empty() {
         changed(session).await?;
@@ -104,38 +105,37 @@ pub(super) async fn create_missing(session: &mut Session<'_>, names: &[&str]) ->
 async fn insert_topic(
     session: &mut Session<'_>,
     name: &str,
-    lanes: u32,
-    retention: Duration,
+    settings: &TopicSettings,
 ) -> Result<Option<Topic>> {
     name::check("topic", name)?;
-    let sql = "INSERT INTO tramline_topic (name, lanes, retention_ms, created_at) VALUES ($1, $2, $3, $4) \
-               ON CONFLICT DO NOTHING RETURNING id, name, lanes, retention_ms, created_at";
+    let sql = "INSERT INTO tramline_topic (name, lanes, retention_ms, created_at, owner) VALUES ($1, $2, $3, $4, $5) \
+               ON CONFLICT DO NOTHING RETURNING id, name, lanes, retention_ms, created_at, owner";
     let query = session
         .query(sql)
         .bind(name.to_owned())
-        .bind(lanes.cast_signed())
-        .bind(millis(retention))
-        .bind(session.now.0);
+        .bind(settings.lanes.unwrap_or(DEFAULT_LANES).cast_signed())
+        .bind(millis(settings.retention.unwrap_or(DEFAULT_RETENTION)))
+        .bind(session.now.0)
+        .bind(settings.owner(None).map(|owner| owner.to_string()));
     session.all(query).await?.first().map(topic).transpose()
 }
 
 pub(super) async fn put_topic(session: &mut Session<'_>, put: &PutTopic) -> Result<Topic> {
-    check_lanes(put.lanes)?;
+    put.settings.check()?;
     let catalog = session.catalog.clone();
     let Some(old) = catalog.topic(&put.name) else {
-        let retention = put.retention.unwrap_or(DEFAULT_RETENTION);
-        let created = insert_topic(session, &put.name, put.lanes.unwrap_or(DEFAULT_LANES), retention).await?;
+        let created = insert_topic(session, &put.name, &put.settings).await?;
         changed(session).await?;
         return created
             .ok_or_else(|| Error::unavailable("the topic was created at the same moment", "try again"));
     };
-    old.check_change(put.lanes)?;
-    let topic = Topic { retention: put.retention.unwrap_or(old.retention), ..old.clone() };
+    let topic = old.changed(&put.settings)?;
     if topic != *old {
         let query = session
-            .query("UPDATE tramline_topic SET retention_ms = $2 WHERE id = $1")
+            .query("UPDATE tramline_topic SET retention_ms = $2, owner = $3 WHERE id = $1")
             .bind(topic.id.0)
-            .bind(millis(topic.retention));
+            .bind(millis(topic.retention))
+            .bind(topic.owner.as_deref().map(str::to_owned));
         session.run(query).await?;
         changed(session).await?;
     }
@@ -145,17 +145,14 @@ pub(super) async fn put_topic(session: &mut Session<'_>, put: &PutTopic) -> Resu
 /// The caller has locked the topic.
 pub(super) async fn delete_topic(session: &mut Session<'_>, name: &str) -> Result<()> {
     let catalog = session.catalog.clone();
-    let topic = catalog.require_topic(name)?.id.0;
+    let topic = catalog.require_topic(name)?.id;
     catalog.check_unused(name)?;
-    for sql in [
-        "DELETE FROM tramline_chunk WHERE topic = $1",
-        "DELETE FROM tramline_head WHERE topic = $1",
-        "DELETE FROM tramline_idempotency WHERE topic = $1",
-        "DELETE FROM tramline_topic WHERE id = $1",
-    ] {
-        let query = session.query(sql).bind(topic);
-        session.run(query).await?;
+    if erase::is_left(session, topic).await? {
+        return Err(still_left(name));
     }
+    erase::mark(session, Deleted::Topic(topic)).await?;
+    let query = session.query("DELETE FROM tramline_topic WHERE id = $1").bind(topic.0);
+    session.run(query).await?;
     changed(session).await
 }
 
@@ -228,6 +225,9 @@ async fn join_topic(
     topic: &Topic,
     put: &PutSubscription,
 ) -> Result<()> {
+    if erase::is_marked(session, Deleted::Left(id, topic.id)).await? {
+        return Err(still_left(&topic.name));
+    }
     let sql = "INSERT INTO tramline_subscription_topic (subscription, topic, backfill_next, backfill_until) \
                SELECT $1, $2, coalesce((SELECT c.chunk FROM tramline_chunk c WHERE c.topic = $2 \
                AND c.emitted_at >= $3 ORDER BY c.topic, c.chunk LIMIT 1), n.last + 1), n.last \
@@ -248,55 +248,28 @@ async fn join_topic(
     Ok(())
 }
 
-/// All that a subscription still had to do of a topic goes.
+/// All that a subscription still had to do of a topic is to go.
 async fn leave_topic(session: &mut Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<()> {
-    fail_items(session, id, Some(topic)).await?;
-    for sql in [
-        "DELETE FROM tramline_lane WHERE subscription = $1 AND lane >= $2 AND lane < $3",
-        "DELETE FROM tramline_parked WHERE subscription = $1 AND lane >= $2 AND lane < $3",
-        "DELETE FROM tramline_gap WHERE subscription = $1 AND lane >= $2 AND lane < $3",
-    ] {
-        let next = LaneId::of(TopicId(topic.0 + 1), 0).0;
-        let query = session.query(sql).bind(id.0).bind(LaneId::of(topic, 0).0).bind(next);
-        session.run(query).await?;
-    }
-    for sql in [
-        "DELETE FROM tramline_slice s USING tramline_chunk c \
-         WHERE s.subscription = $1 AND c.chunk = s.chunk AND c.topic = $2",
-        "DELETE FROM tramline_subscription_topic WHERE subscription = $1 AND topic = $2",
-    ] {
-        let query = session.query(sql).bind(id.0).bind(topic.0);
-        session.run(query).await?;
-    }
-    Ok(())
-}
-
-/// What a subscription will never do fails, where it is an item of a tally.
-async fn fail_items(session: &mut Session<'_>, id: SubscriptionId, topic: Option<TopicId>) -> Result<()> {
-    let sql = "SELECT s.chunk, s.mask FROM tramline_slice s JOIN tramline_chunk c ON c.chunk = s.chunk \
-               WHERE s.subscription = $1 AND s.tallied AND s.state + 0 <> 6 AND ($2::bigint IS NULL OR c.topic = $2)";
-    let query = session.query(sql).bind(id.0).bind(topic.map(|topic| topic.0));
-    let mut ended = Vec::new();
-    for row in session.all(query).await? {
-        let (chunk, mask) = (ChunkId(row.try_get(0)?), Mask::from_i64(row.try_get(1)?));
-        ended.push(Ended { subscription: id, chunk, mask, ending: Ending::Failed });
-    }
-    session.end(ended.into_iter());
-    Ok(())
+    erase::mark(session, Deleted::Left(id, topic)).await?;
+    let [first, end] = lanes_of(topic);
+    let sql = "DELETE FROM tramline_lane WHERE subscription = $1 AND lane >= $2 AND lane < $3";
+    let query = session.query(sql).bind(id.0).bind(first).bind(end);
+    session.run(query).await?;
+    let sql = "DELETE FROM tramline_subscription_topic WHERE subscription = $1 AND topic = $2";
+    let query = session.query(sql).bind(id.0).bind(topic.0);
+    session.run(query).await.map(|_| ())
 }
 
 /// The caller has locked the topics.
 pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     lock_subscription(session, id).await?;
-    fail_items(session, id, None).await?;
+    erase::mark(session, Deleted::Subscription(id)).await?;
     for sql in [
-        "DELETE FROM tramline_slice WHERE subscription = $1",
         "DELETE FROM tramline_lane WHERE subscription = $1",
-        "DELETE FROM tramline_parked WHERE subscription = $1",
-        "DELETE FROM tramline_gap WHERE subscription = $1",
         "DELETE FROM tramline_rule WHERE subscription = $1",
         "DELETE FROM tramline_audit WHERE subscription = $1",
+        "DELETE FROM tramline_remote WHERE subscription = $1",
         "DELETE FROM tramline_subscription_topic WHERE subscription = $1",
         "DELETE FROM tramline_subscription WHERE id = $1",
     ] {

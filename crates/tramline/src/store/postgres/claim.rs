@@ -190,7 +190,7 @@ async fn unordered(
     let mut changes = Changes::default();
     let mut suspects = outlook.suspects;
     if outlook.expired {
-        suspects |= expire_leases(session, id, policy).await?;
+        suspects |= expire_leases(session, id, policy, &[State::Leased, State::Consumed]).await?.suspects;
     }
     if suspects && claim.suspects == Suspects::TakeOne {
         let one = due(session, id, State::Suspect, 1).await?;
@@ -239,16 +239,52 @@ pub(super) const DUE: &str = "SELECT {slice} FROM generate_series(0, 9) AS p(ran
     SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = $2 AND s.lane = 0 AND s.rank = p.rank \
     AND s.pos <= $3 ORDER BY s.pos LIMIT $4 FOR UPDATE SKIP LOCKED) s LIMIT $4";
 
-/// Leases that have ended make their slices suspect, or dead. True if there are suspects now.
-async fn expire_leases(session: &mut Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<bool> {
+/// What became of leases that have ended.
+struct Ended {
+    count: usize,
+    /// There are suspects now.
+    suspects: bool,
+}
+
+/// Leases that have ended make their slices suspect, or dead.
+async fn expire_leases(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    policy: &Policy,
+    states: &[State],
+) -> Result<Ended> {
     let mut changes = Changes::default();
-    for state in [State::Leased, State::Consumed] {
+    let mut count = 0;
+    for &state in states {
         for slice in due(session, id, state, EXPIRED).await? {
             expire(slice, policy, session.now, None, &mut changes);
+            count += 1;
         }
     }
     apply(session, id, &changes).await?;
-    Ok(!changes.update.is_empty())
+    Ok(Ended { count, suspects: !changes.update.is_empty() })
+}
+
+/// The subscriptions of these, at most once, with claims that have ended: one index probe per subscription and priority, and
+/// the lanes of ordered ones.
+pub(super) async fn ended(session: &mut Session<'_>, once: &[SubscriptionId]) -> Result<Vec<SubscriptionId>> {
+    let sql = "SELECT u.id FROM unnest($1::bigint[]) AS u(id) WHERE EXISTS ( \
+                   SELECT 1 FROM generate_series(0, 9) AS p(rank) CROSS JOIN LATERAL (SELECT 1 FROM tramline_slice s \
+                   WHERE s.subscription = u.id AND s.state = 7 AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2 LIMIT 1) f) \
+               OR EXISTS (SELECT 1 FROM tramline_lane l WHERE l.subscription = u.id AND l.owner <> 0 AND l.until <= $2)";
+    let query = session.query(sql).bind(once.iter().map(|id| id.0).collect::<Vec<i64>>()).bind(session.now.0);
+    session.all(query).await?.iter().map(|row| Ok(SubscriptionId(row.try_get(0)?))).collect()
+}
+
+/// At most once: claims that have ended are interrupted, also where nobody claims any more. True if there may be others.
+pub(super) async fn interrupt(session: &mut Session<'_>, id: SubscriptionId) -> Result<bool> {
+    let catalog = session.catalog.clone();
+    let policy = &catalog.require_subscription(id)?.policy;
+    if policy.is_ordered() {
+        return order::interrupt(session, id, policy).await;
+    }
+    let ended = expire_leases(session, id, policy, &[State::Consumed]).await?;
+    Ok(ended.count as i64 >= EXPIRED)
 }
 
 /// The next time at which something becomes due: a delay or a lease that ends. One index probe per state and priority.

@@ -3,10 +3,11 @@
 use super::catalog::rules;
 use super::rows::{chunk, chunks, lane, slices};
 use super::session::Session;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::event::StoredEvent;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::{Lane, hash};
+use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
@@ -48,7 +49,10 @@ pub(super) async fn event(session: &mut Session<'_>, id: EventId) -> Result<Opti
     let Some(row) = chunks(session, [id.chunk()].into_iter()).await?.remove(&id.chunk()) else {
         return Ok(None);
     };
-    let topic = session.catalog.topic_name(row.topic);
+    // Of a topic that was deleted there may still be rows.
+    let Some(topic) = session.catalog.topic_by_id(row.topic).map(|topic| topic.name.clone()) else {
+        return Ok(None);
+    };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
     let all = slices_of(session, &[id.chunk().0]).await?;
     let lanes = lanes_of(session, &all).await?;
@@ -158,6 +162,23 @@ pub(super) async fn read_log(known: &Proven, session: &mut Session<'_>, read: &R
     Ok(page)
 }
 
+/// How often the end of a log is looked for: for about a second.
+const ENDS: u32 = 64;
+
+/// Reads nothing, so that a reader who begins at the end gets all that is still being written.
+pub(super) async fn log_end(known: &Proven, session: &mut Session<'_>, topic: &str) -> Result<EventId> {
+    let topic = session.catalog.require_topic(topic)?.id;
+    for _ in 0..ENDS {
+        if let Some(last) = prove_now(known, session, topic).await? {
+            return Ok(EventId::at(last, Mask::CAPACITY - 1));
+        }
+    }
+    Err(Error::unavailable(
+        "somebody has been writing to the topic for long, so where its log ends is not known",
+        "try again when that transaction has ended",
+    ))
+}
+
 /// How often a proof is looked at before the last one has to do.
 const LOOKS: u32 = 5;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(3);
@@ -169,23 +190,28 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(3);
 /// still appear. (Comparing transaction ids with the oldest one that runs would do too, but then any other open
 /// transaction on the server, a backup or a report, would stop every reader.)
 async fn prove(known: &Proven, session: &mut Session<'_>, topic: TopicId) -> Result<ChunkId> {
+    Ok(prove_now(known, session, topic).await?.unwrap_or_else(|| known.get(topic)))
+}
+
+/// The same, up to the last number that was drawn; `None` if somebody is still at it.
+async fn prove_now(known: &Proven, session: &mut Session<'_>, topic: TopicId) -> Result<Option<ChunkId>> {
     let sql = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tramline_chunk_number";
     let last = ChunkId(session.query(sql).fetch_one(&mut *session.conn).await?.try_get(0)?);
     let proven = known.get(topic);
     if last <= proven {
-        return Ok(proven);
+        return Ok(Some(proven));
     }
     let mut writing = writers(session, topic).await?;
     for _ in 0..LOOKS {
         if writing.is_empty() {
             known.raise(topic, last);
-            return Ok(last);
+            return Ok(Some(last));
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
         let still = writers(session, topic).await?;
         writing.retain(|writer| still.contains(writer));
     }
-    Ok(proven)
+    Ok(None)
 }
 
 /// The transactions that hold the lock of a topic, and may have drawn numbers that nobody can see yet.

@@ -7,6 +7,7 @@ use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
 use crate::model::lane::{self, Lane};
+use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::plan::mend::{adopt as plan_adopt, find, hasten, remove, replay, resend as plan_resend};
@@ -117,11 +118,13 @@ pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result
         .map(|slice| slice.subscription)
         .collect::<BTreeSet<_>>()
     {
+        // Of a subscription that was deleted there may still be rows.
+        let Ok(subscription) = catalog.require_subscription(id) else { continue };
         let mut bench = Bench::lay(session, id, &[chunk], &free).await?;
         let Some(slice) = find(&bench.slices, cancel.id).cloned() else { continue };
         remove(&slice, mask, bench.views.get_mut(&slice.lane), &mut bench.changes);
         bench.done(session).await?;
-        cancelled.push(catalog.require_subscription(id)?.name.clone());
+        cancelled.push(subscription.name.clone());
     }
     Ok(cancelled)
 }
@@ -231,13 +234,13 @@ pub(super) async fn adopt(session: &mut Session<'_>, adopt: &Adopt) -> Result<Ve
     let mut adopted = Vec::new();
     for slice in &bench.slices {
         let consumed = slice.state == State::Consumed;
-        let mine = |lease| consumed && slice.lease() == lease;
+        let mine = |lease: &Lease| consumed && slice.lease() == *lease;
         // A sweep may have been faster and called it interrupted; the journal knows that it never started.
-        let interrupted = slice.is_interrupted() && !consumed;
+        let interrupted = |lease: &Lease| slice.was_interrupted_under(lease);
         let mask: Mask = adopt
             .consumed
             .iter()
-            .filter(|(lease, _)| interrupted || mine(*lease))
+            .filter(|(lease, _)| interrupted(lease) || mine(lease))
             .flat_map(|(_, events)| events.iter().filter(|event| event.chunk() == slice.chunk))
             .map(|event| event.index())
             .collect();

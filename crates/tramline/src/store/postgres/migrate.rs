@@ -10,7 +10,11 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (2, include_str!("migrations/0002_emit.sql")),
     (3, include_str!("migrations/0003_claim.sql")),
     (4, include_str!("migrations/0004_token.sql")),
-    (5, include_str!("migrations/0005_tally.sql")),
+    (5, include_str!("migrations/0005_ballast.sql")),
+    (6, include_str!("migrations/0006_deleted.sql")),
+    (7, include_str!("migrations/0007_tally.sql")),
+    (8, include_str!("migrations/0008_owner.sql")),
+    (9, include_str!("migrations/0009_remote.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

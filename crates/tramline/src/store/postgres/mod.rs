@@ -1,10 +1,11 @@
 //! PostgreSQL: any number of nodes on one database.
 //!
+//! - `store`: the verbs
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
 //!   an event
 //! - `tally`: sets of items that are tracked to completion
-//! - `mend`, `look`, `sweep`, `catalog`: everything else
+//! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Nothing is kept in a database session: every step is one transaction, all settings are local to it, and advisory
@@ -13,6 +14,7 @@
 mod catalog;
 mod claim;
 mod emit;
+mod erase;
 mod idempotency;
 mod lanes;
 mod look;
@@ -20,11 +22,13 @@ mod mend;
 mod migrate;
 mod options;
 mod order;
+mod remote;
 mod rows;
 mod session;
 mod settle;
 mod spare;
 mod step;
+mod store;
 mod sweep;
 mod tally;
 mod token;
@@ -33,19 +37,12 @@ pub use options::PostgresOptions;
 
 use crate::error::{Error, Result};
 use crate::model::event::Event;
-use crate::model::id::{EventId, SubscriptionId, TopicId};
-use crate::model::rule::AuditEntry;
-use crate::model::subscription::{Subscription, Topic};
-use crate::model::tally::{Added, Tally};
+use crate::model::id::TopicId;
 use crate::model::time::Time;
-use crate::model::token::Token;
-use crate::store::Store;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
-use crate::store::verbs::*;
-use crate::store::verbs_tally::*;
-use async_trait::async_trait;
-use claim::Due;
+use crate::store::deleted::{InTheWay, STEP_ROWS};
+use crate::store::verbs::{Claim, Emission, Settle, Settled};
 use look::Proven;
 use session::{BY_INDEX_FOR_EVER, Begin, CatalogCache, Planner, Session, Texts};
 use spare::{Hot, Spares};
@@ -173,12 +170,12 @@ impl PostgresStore {
     /// Settles in the caller's own transaction: what the handler wrote and the outcome are stored together or not at all.
     ///
     /// # Errors
-    /// As [`Store::settle`]; a lost lease is not an error but an answer.
+    /// As [`crate::Store::settle`]; a lost lease is not an error but an answer.
     pub async fn settle_in(&self, tx: &mut PgConnection, settle: Settle) -> Result<Settled> {
         let cache = CatalogCache::default();
         cache.set(self.cache.get());
         let planner = Planner::save(tx, &self.texts).await?;
-        let begin = Begin { foreign: true, ..writing(settle.now, settle.subscription) };
+        let begin = Begin { foreign: true, ..Begin::writing(settle.now, settle.subscription) };
         let settled = match Session::new(tx, &self.texts, &cache, begin).await {
             Ok(mut session) => settle::settle(&mut session, &settle).await,
             Err(error) => Err(error),
@@ -191,7 +188,7 @@ impl PostgresStore {
         let known = self.cache.get();
         let subscription = known.require_subscription(claim.subscription);
         let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
-        let begin = Begin { may_be_lost, ..writing(claim.now, claim.subscription) };
+        let begin = Begin { may_be_lost, ..Begin::writing(claim.now, claim.subscription) };
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
             Ok((claim::claim(session, claim).await?, session.catalog.clone()))
         })
@@ -202,6 +199,7 @@ impl PostgresStore {
     }
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>> {
+        self.spares.shed();
         Ok(self.own.begin().await?)
     }
 
@@ -225,13 +223,32 @@ impl PostgresStore {
             return Ok(());
         }
         let names: Vec<&str> = names.collect();
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| {
             catalog::create_missing(session, &names)
         })?;
         // Emits look into the cache: it has to know the new topics.
         self.cache.set(Arc::default());
         let mut conn = self.connection().await?;
         self.catalog(&mut conn).await.map(|_| ())
+    }
+
+    /// Removes left-overs that are in the way of a change, step by step.
+    async fn clear(&self, way: InTheWay) -> Result<()> {
+        loop {
+            let more =
+                step!(self, Tries::patient(), |tx| self.patient(tx, Begin::reading(None)), |session| {
+                    erase::clear(session, &way, STEP_ROWS)
+                })?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A session that does not wait long for a lock.
+    async fn patient<'c>(&'c self, tx: &'c mut PgConnection, begin: Begin) -> Result<Session<'c>> {
+        sqlx::raw_sql(PATIENCE).execute(&mut *tx).await?;
+        self.session(tx, begin).await
     }
 
     async fn session<'c>(&'c self, tx: &'c mut PgConnection, begin: Begin) -> Result<Session<'c>> {
@@ -245,8 +262,7 @@ impl PostgresStore {
         now: Option<Time>,
         topics: impl Fn(&Catalog) -> BTreeSet<TopicId>,
     ) -> Result<Session<'c>> {
-        sqlx::raw_sql(PATIENCE).execute(&mut *tx).await?;
-        let mut session = self.session(tx, reading(now)).await?;
+        let mut session = self.patient(tx, Begin::reading(now)).await?;
         let locked = topics(&session.catalog);
         catalog::lock_topics(&mut session, &locked).await?;
         // Read again: what was known before the topics were locked may have changed.
@@ -255,308 +271,5 @@ impl PostgresStore {
             return Err(Error::unavailable("topics and subscriptions changed meanwhile", "try again"));
         }
         Ok(session)
-    }
-}
-
-/// A step that writes slices of a subscription.
-fn writing(now: Option<Time>, subscription: SubscriptionId) -> Begin {
-    Begin { now, subscription: Some(subscription), ..Begin::default() }
-}
-
-fn reading(now: Option<Time>) -> Begin {
-    Begin { now, ..Begin::default() }
-}
-
-#[async_trait]
-impl Store for PostgresStore {
-    async fn put_topic(&self, put: PutTopic) -> Result<Topic> {
-        let topics = |_: &Catalog| BTreeSet::new();
-        step!(self, Tries::patient(), |tx| self.changing(tx, put.now, topics), |session| catalog::put_topic(
-            session, &put
-        ))
-    }
-
-    async fn topics(&self) -> Result<Vec<Topic>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| async {
-            Ok(session.catalog.topics().to_vec())
-        })
-    }
-
-    async fn delete_topic(&self, name: &str) -> Result<()> {
-        let topics = |catalog: &Catalog| catalog.topic(name).map(|topic| topic.id).into_iter().collect();
-        step!(self, Tries::patient(), |tx| self.changing(tx, None, topics), |session| catalog::delete_topic(
-            session, name
-        ))
-    }
-
-    async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
-        put.check()?;
-        let known = step!(self, Tries::few(), |tx| self.session(tx, reading(put.now)), |session| async {
-            Ok(catalog::as_wanted(&session.catalog, &put))
-        })?;
-        if let Some(subscription) = known {
-            return Ok(subscription);
-        }
-        for name in &put.topics {
-            crate::model::name::check("topic", name)?;
-        }
-        let names = || put.topics.iter().map(String::as_str);
-        self.create_topics(names()).await?;
-        let topics = |catalog: &Catalog| catalog::touched(catalog, &put.name, names());
-        step!(self, Tries::patient(), |tx| self.changing(tx, put.now, topics), |session| {
-            catalog::put_subscription(session, &put)
-        })
-    }
-
-    async fn subscriptions(&self) -> Result<Vec<Subscription>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| async {
-            Ok(session.catalog.subscriptions().to_vec())
-        })
-    }
-
-    async fn delete_subscription(&self, name: &str) -> Result<()> {
-        let topics = |catalog: &Catalog| catalog::touched(catalog, name, std::iter::empty());
-        step!(self, Tries::patient(), |tx| self.changing(tx, None, topics), |session| {
-            catalog::delete_subscription(session, name)
-        })
-    }
-
-    async fn backfill(&self, subscription: SubscriptionId) -> Result<bool> {
-        let begin = writing(None, subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| sweep::backfill(
-            session,
-            subscription
-        ))
-    }
-
-    async fn set_rule(&self, set: SetRule) -> Result<()> {
-        let begin = writing(set.now, set.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| catalog::set_rule(session, &set))
-    }
-
-    async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
-        let begin = reading(None);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
-            catalog::audit(session, subscription, limit)
-        })
-    }
-
-    async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        self.emit_units(emit).await
-    }
-
-    async fn claim(&self, claim: Claim) -> Result<Claimed> {
-        let known = self.cache.get();
-        let due = match known.require_subscription(claim.subscription) {
-            Ok(subscription) => self.claim_due(&claim, &subscription.policy, known.version).await?,
-            Err(_) => Due::Undecided, // it may be new
-        };
-        let (first, rest) = match due {
-            Due::All(raw) => return raw.decode(&known),
-            Due::Undecided => (None, claim),
-            Due::Some(raw) => {
-                let rest = raw.rest_of(&claim);
-                (Some(raw), rest)
-            }
-        };
-        match (first, self.claim_by_steps(&rest).await) {
-            (None, claimed) => claimed.and_then(|(raw, catalog)| raw.decode(&catalog)),
-            (Some(first), Ok((raw, catalog))) => first.and(raw).decode(&catalog),
-            (Some(first), Err(error)) if first.slices.is_empty() => Err(error),
-            // What was taken is taken; the next claim meets the error again.
-            (Some(first), Err(_)) => first.decode(&known),
-        }
-    }
-
-    async fn settle(&self, settle: Settle) -> Result<Settled> {
-        let begin = writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::settle(session, &settle))
-    }
-
-    async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
-        let begin = Begin { may_be_lost: true, ..writing(extend.now, extend.subscription) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::extend(session, &extend))
-    }
-
-    async fn release(&self, release: Release) -> Result<()> {
-        let begin = Begin { may_be_lost: true, ..writing(release.now, release.subscription) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::release(session, &release))
-    }
-
-    async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
-        let begin = writing(adopt.now, adopt.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::adopt(session, &adopt))
-    }
-
-    async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(now)), |session| look::stats(
-            session,
-            subscription
-        ))
-    }
-
-    async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(find.now)), |session| look::event(
-            session, find.id
-        ))
-    }
-
-    async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| look::head(
-            session, topic, key
-        ))
-    }
-
-    async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
-        let begin = reading(None);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| look::read_log(
-            &self.proven,
-            session,
-            &read
-        ))
-    }
-
-    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(page.now)), |session| look::dead(
-            session, &page
-        ))
-    }
-
-    async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(page.now)), |session| look::parked(
-            session, &page
-        ))
-    }
-
-    async fn revive(&self, revive: Revive) -> Result<u64> {
-        let begin = writing(revive.now, revive.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::revive(session, &revive))
-    }
-
-    async fn resend(&self, resend: Resend) -> Result<u64> {
-        let begin = writing(resend.now, resend.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::resend(session, &resend))
-    }
-
-    async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(cancel.now)), |session| mend::cancel(
-            session, &cancel
-        ))
-    }
-
-    async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
-        let begin = writing(release.now, release.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::release_parked(
-            session, &release
-        ))
-    }
-
-    async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
-        let begin = reading(open.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::open(session, &open.tally))
-    }
-
-    async fn add_items(&self, add: AddItems) -> Result<Added> {
-        let begin = reading(add.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::add(session, add))
-    }
-
-    async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
-        let begin = reading(seal.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::seal(session, seal))
-    }
-
-    async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
-        let begin = reading(ack.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::ack::ack(session, &ack))
-    }
-
-    async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
-        let begin = reading(count.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::count(session, &count))
-    }
-
-    async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
-        let begin = reading(find.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::get(session, find.tally))
-    }
-
-    async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| tally::list(session, &list))
-    }
-
-    async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
-        let begin = reading(cancel.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::cancel(
-            session,
-            cancel.tally
-        ))
-    }
-
-    async fn delete_tally(&self, delete: NameTally) -> Result<()> {
-        let begin = reading(delete.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::delete(
-            session,
-            delete.tally
-        ))
-    }
-
-    async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
-        let begin = reading(reap.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::sweep::reap(session, reap))
-    }
-
-    async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
-        self.deliver_news(deliver).await
-    }
-
-    async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
-        let begin = reading(sweep.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::sweep::sweep(session, sweep))
-    }
-
-    async fn put_token(&self, put: PutToken) -> Result<Token> {
-        let begin = reading(put.now);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| token::put(session, &put.token))
-    }
-
-    async fn tokens(&self) -> Result<Vec<Token>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| token::all(session))
-    }
-
-    async fn delete_token(&self, name: &str) -> Result<()> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| token::delete(
-            session, name
-        ))
-    }
-
-    async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
-        let begin = Begin { may_be_lost: true, ..reading(None) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| token::touch(session, &uses))
-    }
-
-    async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {
-        let begin = Begin { may_be_lost: true, ..reading(beat.now) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| sweep::beat(session, &beat))
-    }
-
-    async fn workers(&self) -> Result<Vec<Worker>> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| look::workers(session))
-    }
-
-    async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(sweep.now)), |session| sweep::sweep(
-            session, &sweep
-        ))
-    }
-
-    async fn now(&self) -> Result<Time> {
-        step!(self, Tries::few(), |tx| self.session(tx, reading(None)), |session| async { Ok(session.now) })
-    }
-
-    async fn close(&self) {
-        self.spares.clear();
-        self.pool.close().await;
-        self.own.close().await;
     }
 }

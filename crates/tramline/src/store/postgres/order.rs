@@ -48,7 +48,9 @@ pub(super) async fn claim(
         let mut views = candidates(session, claim, outlook, which).await?;
         crowded |= views.len() as i64 == LANES;
         let before: Vec<Lane> = views.values().map(|view| view.lane.clone()).collect();
-        take_over_lapsed(session, claim, policy, &mut views).await?;
+        let lapsed = views.values().filter(|it| it.lane.is_lapsed(claim.owner, &claim.known, session.now));
+        let lapsed: Vec<LaneId> = lapsed.map(|view| view.lane.lane).collect();
+        take_over_lapsed(session, claim.subscription, policy, lapsed, &mut views).await?;
         let over = take_from(session, claim, outlook, which, &mut views, taker, raw).await?;
         let lanes = views.values().map(|view| &view.lane).zip(&before);
         let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
@@ -150,23 +152,18 @@ async fn candidates(
     rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
 }
 
-/// Lanes whose lease has ended: what was taken under it becomes suspect before anything is taken.
+/// Lanes whose lease has ended: what was taken under it becomes suspect, or interrupted, before anything is taken.
 async fn take_over_lapsed(
     session: &mut Session<'_>,
-    claim: &Claim,
+    id: SubscriptionId,
     policy: &Policy,
+    lapsed: Vec<LaneId>,
     views: &mut BTreeMap<LaneId, LaneView>,
 ) -> Result<()> {
-    let now = session.now;
-    let lapsed: Vec<LaneId> = views
-        .values()
-        .filter(|view| view.lane.is_lapsed(claim.owner, &claim.known, now))
-        .map(|view| view.lane.lane)
-        .collect();
-    let Some(id) = views.values().next().map(|view| view.lane.subscription).filter(|_| !lapsed.is_empty())
-    else {
+    if lapsed.is_empty() {
         return Ok(());
-    };
+    }
+    let now = session.now;
     let taken = leased(session, id, &lapsed).await?;
     load_keys(session, views, &taken).await?;
     load_marks(session, views, &taken).await?;
@@ -178,6 +175,26 @@ async fn take_over_lapsed(
         }
     }
     apply(session, id, &changes).await
+}
+
+/// Lanes whose lease has ended, also where nobody claims any more. True if there may be others. Those that somebody has locked
+/// are passed over: whoever has them sees to it.
+pub(super) async fn interrupt(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    policy: &Policy,
+) -> Result<bool> {
+    let sql = "SELECT {lane} FROM tramline_lane l WHERE l.subscription = $1 AND l.owner <> 0 AND l.until <= $2 \
+               ORDER BY l.lane LIMIT $3 FOR UPDATE OF l SKIP LOCKED";
+    let query = session.query(sql).bind(id.0).bind(session.now.0).bind(LANES);
+    let lanes: Vec<Lane> = session.all(query).await?.iter().map(lane).collect::<Result<_>>()?;
+    let mut views: BTreeMap<LaneId, LaneView> =
+        lanes.into_iter().map(|lane| (lane.lane, LaneView::new(lane))).collect();
+    let lapsed = views.keys().copied().collect();
+    take_over_lapsed(session, id, policy, lapsed, &mut views).await?;
+    let lanes: Vec<&Lane> = views.values().map(|view| &view.lane).collect();
+    write_lanes(session, &lanes).await?;
+    Ok(lanes.len() as i64 == LANES)
 }
 
 /// Takes from locked lanes. True when the claim is over: it took a suspect.

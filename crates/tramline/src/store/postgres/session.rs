@@ -116,6 +116,18 @@ pub(super) struct Begin {
     pub(super) foreign: bool,
 }
 
+impl Begin {
+    /// A step that writes no slices, or of all subscriptions.
+    pub(super) fn reading(now: Option<Time>) -> Begin {
+        Begin { now, ..Begin::default() }
+    }
+
+    /// A step that writes slices of a subscription.
+    pub(super) fn writing(now: Option<Time>, subscription: SubscriptionId) -> Begin {
+        Begin { now, subscription: Some(subscription), ..Begin::default() }
+    }
+}
+
 /// Every statement here finds its rows by an index, a few at a time. The server must not think otherwise: a queue's tables
 /// grow from nothing to millions of rows between two looks of its statistics, and a plan that was made for nothing would
 /// read all of them for each row. So all other ways are switched off; and compiling and planning again for every length of

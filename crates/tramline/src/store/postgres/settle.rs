@@ -12,7 +12,7 @@ use crate::model::outcome::Outcome;
 use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
 use crate::model::tally::Ending;
-use crate::plan::mend::release as plan_release;
+use crate::plan::release::{release as plan_release, release_lane};
 use crate::plan::settle::{Leased, settle as plan_settle, settle_lane};
 use crate::plan::{Changes, LaneView};
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
@@ -193,10 +193,11 @@ async fn settle_lanes(
         let Some(view) = views.get_mut(lane) else { continue };
         let wanted: Vec<&SettleSlice> = results.iter().map(|at| &settle.results[*at]).collect();
         let leased = all.remove(lane).unwrap_or_default();
-        let accepted = settle_lane(view, leased, &wanted, policy, session.now, &mut changes)?;
-        for (at, accepted) in results.iter().zip(accepted) {
+        let settled = settle_lane(view, leased, &wanted, policy, session.now, &mut changes)?;
+        for (at, accepted) in results.iter().zip(settled.accepted) {
             answer.accepted[*at] = accepted;
         }
+        answer.waiting.extend(settled.waiting);
     }
     answer.wake |= changes.wake;
     apply(session, id, &changes).await?;
@@ -310,26 +311,46 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
     Ok(answers)
 }
 
-pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<()> {
+pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<u64> {
     let id = release.subscription;
-    let lanes: BTreeSet<LaneId> =
-        release.leases.iter().filter(|lease| lease.is_ordered()).map(|lease| lease.lane).collect();
-    let mut views = lock(session, id, &lanes).await?;
-    let mut rows = lock_slices(session, id, release.leases.iter()).await?;
+    let (given, plain): (BTreeSet<Lease>, BTreeSet<Lease>) =
+        release.leases.iter().partition(|lease| lease.is_ordered());
     let mut changes = Changes::default();
-    for lease in &release.leases {
-        let mut view = views.get_mut(&lease.lane);
-        if lease.is_ordered() && !view.as_ref().is_some_and(|view| view.lane.is_under(lease)) {
-            continue;
-        }
-        if !rows.get(&(lease.chunk, lease.slice)).is_some_and(|slice| slice.is_under(lease)) {
-            continue;
-        }
-        if let Some(slice) = rows.remove(&(lease.chunk, lease.slice)) {
-            plan_release(slice, session.now, view.take(), &mut changes);
+    let (lanes, mut count) = release_in_lanes(session, id, &given, &mut changes).await?;
+    let rows = lock_slices(session, id, plain.iter()).await?;
+    for lease in &plain {
+        if let Some(slice) = rows.get(&(lease.chunk, lease.slice)).filter(|slice| slice.is_under(lease)) {
+            plan_release(slice.clone(), session.now, &mut changes);
+            count += 1;
         }
     }
     apply(session, id, &changes).await?;
-    let lanes: Vec<&Lane> = views.values().map(|view| &view.lane).collect();
-    write_lanes(session, &lanes).await
+    write_lanes(session, &lanes.iter().collect::<Vec<_>>()).await?;
+    Ok(count)
+}
+
+/// Gives what becomes of the lanes, and how many of the leases were given back.
+async fn release_in_lanes(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    given: &BTreeSet<Lease>,
+    changes: &mut Changes,
+) -> Result<(Vec<Lane>, u64)> {
+    if given.is_empty() {
+        return Ok((Vec::new(), 0));
+    }
+    let mut views = lock(session, id, &given.iter().map(|lease| lease.lane).collect()).await?;
+    views.retain(|_, view| given.iter().any(|lease| view.lane.is_under(lease)));
+    let all = leased(session, id, &views.keys().copied().collect::<Vec<_>>()).await?;
+    let count = all.iter().filter(|slice| given.contains(&slice.lease())).count() as u64;
+    // Keys matter only for what stays.
+    if all.iter().any(|slice| !given.contains(&slice.lease())) {
+        load_keys(session, &mut views, &all).await?;
+    }
+    for (lane, leased) in by_lane_of(all) {
+        if let Some(view) = views.get_mut(&lane) {
+            release_lane(view, leased, given, session.now, changes);
+        }
+    }
+    Ok((views.into_values().map(|view| view.lane).collect(), count))
 }

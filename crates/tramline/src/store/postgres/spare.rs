@@ -17,19 +17,28 @@ pub(super) struct Spares {
 }
 
 impl Spares {
-    /// At most `most` of them; the pool looks after those that nobody used for as long as `stale`.
+    /// At most `most` of them; those that nobody used for as long as `stale` go back to the pool, which looks after them.
     pub(super) fn new(most: usize, stale: Duration) -> Spares {
         Spares { idle: Mutex::default(), most, stale }
     }
 
     /// A connection: the one that was used last, or one of the pool.
     pub(super) async fn take(&self, pool: &PgPool) -> Result<Hot<'_>> {
-        let last = self.idle().pop().filter(|(_, since)| since.elapsed() < self.stale);
+        self.shed();
+        let last = self.idle().pop();
         let conn = match last {
             Some((conn, _)) => conn,
             None => pool.acquire().await?,
         };
         Ok(Hot { conn, spares: self })
+    }
+
+    /// Gives those back to the pool that nobody used for long. The first ones are the oldest, as the last one is taken first.
+    pub(super) fn shed(&self) {
+        let mut idle = self.idle();
+        while idle.first().is_some_and(|(_, since)| since.elapsed() >= self.stale) {
+            idle.remove(0);
+        }
     }
 
     /// Gives all of them back to the pool.
@@ -69,5 +78,26 @@ impl Deref for Hot<'_> {
 impl DerefMut for Hot<'_> {
     fn deref_mut(&mut self) -> &mut PgConnection {
         &mut self.conn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sqlx::postgres::PgPoolOptions;
+
+    /// Below the one that is used again and again, a connection would be kept from the pool for ever.
+    #[tokio::test]
+    async fn connections_that_nobody_used_for_long_go_back_to_the_pool() {
+        let url = std::env::var("TRAMLINE_TEST_POSTGRES").expect("run ./test");
+        let pool = PgPoolOptions::new().max_connections(2).connect(&url).await.unwrap();
+        let spares = Spares::new(2, Duration::ZERO);
+        let (one, two) = (spares.take(&pool).await.unwrap(), spares.take(&pool).await.unwrap());
+        one.keep();
+        two.keep();
+        let used = spares.take(&pool).await.unwrap();
+        let other = tokio::time::timeout(Duration::from_secs(5), pool.acquire()).await;
+        assert!(other.is_ok(), "it is still kept at hand");
+        drop(used);
     }
 }

@@ -1,6 +1,9 @@
-//! Housekeeping: signs of life, dead workers, back-fill, retention.
+//! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
+use super::claim;
+use super::erase::erase;
 use super::look::workers;
+use super::remote;
 use super::rows::{chunk, insert};
 use super::session::Session;
 use crate::error::Result;
@@ -69,7 +72,8 @@ async fn bury(session: &mut Session<'_>, owner: Incarnation) -> Result<BTreeSet<
     Ok(woken)
 }
 
-pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<Swept> {
+/// All but what writes slices: see [`super::claim::interrupt`], which is one step for each subscription that is given here.
+pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Vec<SubscriptionId>)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
     if let Some(dead_after) = sweep.dead_after {
@@ -83,10 +87,15 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<Sw
     }
     wake.extend(backfills(session).await?);
     swept.wake = wake.into_iter().collect();
+    // First what was deleted: it may be all that keeps chunks past their retention.
+    swept.more = erase(session, sweep.limit).await?;
     swept.chunks = retire(session, sweep.limit).await?;
-    swept.more = swept.chunks >= u64::from(sweep.limit);
+    swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit).await?;
-    Ok(swept)
+    let all = session.catalog.clone();
+    let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
+    let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
+    Ok((swept, ended))
 }
 
 async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
@@ -144,6 +153,7 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     session.run(query).await?;
     let query = session.query("DELETE FROM tramline_rule WHERE until <= $1").bind(session.now.0);
     session.run(query).await?;
+    remote::expire(session, limit).await?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - $1";
     let query = session.query(sql).bind(AUDIT_KEPT);
     session.run(query).await.map(|_| ())

@@ -1,17 +1,17 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
+use super::erase;
 use super::rows::draw;
-use super::session::{Ended, Session};
+use super::session::Session;
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::DEFAULT_LANES;
-use crate::model::mask::Mask;
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
-use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic};
-use crate::model::tally::Ending;
+use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::{Time, millis};
-use crate::store::catalog::{Catalog, check_lanes};
+use crate::store::catalog::{Catalog, still_left};
+use crate::store::deleted::{Deleted, lanes_of};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,7 +62,7 @@ pub(super) fn load(conn: &Connection) -> Result<Catalog> {
 
 fn topics(conn: &Connection) -> Result<Vec<Topic>> {
     let mut statement = conn.prepare_cached(
-        "SELECT id, name, lanes, retention_ms, created_at FROM tramline_topic ORDER BY name",
+        "SELECT id, name, lanes, retention_ms, created_at, owner FROM tramline_topic ORDER BY name",
     )?;
     let topics = statement.query_map([], |row| {
         Ok(Topic {
@@ -71,6 +71,7 @@ fn topics(conn: &Connection) -> Result<Vec<Topic>> {
             lanes: row.get(2)?,
             retention: Duration::from_millis(row.get::<_, i64>(3)?.max(0).cast_unsigned()),
             created_at: Time(row.get(4)?),
+            owner: row.get::<_, Option<String>>(5)?.map(Arc::from),
         })
     })?;
     Ok(topics.collect::<rusqlite::Result<_>>()?)
@@ -90,7 +91,7 @@ pub(super) fn create_missing<'a>(
 ) -> Result<bool> {
     let missing: BTreeSet<&str> = names.filter(|name| session.catalog.topic(name).is_none()).collect();
     for name in &missing {
-        insert_topic(session, name, DEFAULT_LANES, DEFAULT_RETENTION)?;
+        insert_topic(session, name, &TopicSettings::default())?;
     }
     if !missing.is_empty() {
         changed(session.conn)?;
@@ -98,32 +99,32 @@ pub(super) fn create_missing<'a>(
     Ok(!missing.is_empty())
 }
 
-fn insert_topic(session: &Session<'_>, name: &str, lanes: u32, retention: Duration) -> Result<Topic> {
+fn insert_topic(session: &Session<'_>, name: &str, settings: &TopicSettings) -> Result<Topic> {
     name::check("topic", name)?;
     let topic = Topic {
         id: TopicId(draw(session.conn, "topic", 1)?),
         name: Arc::from(name),
-        lanes,
-        retention,
+        lanes: settings.lanes.unwrap_or(DEFAULT_LANES),
+        retention: settings.retention.unwrap_or(DEFAULT_RETENTION),
+        owner: settings.owner(None),
         created_at: session.now,
     };
-    let sql = "INSERT INTO tramline_topic (id, name, lanes, retention_ms, created_at) VALUES (?, ?, ?, ?, ?)";
-    session.conn.execute(sql, params![topic.id.0, name, lanes, millis(retention), session.now.0])?;
+    let sql = "INSERT INTO tramline_topic (id, name, lanes, retention_ms, created_at, owner) VALUES (?, ?, ?, ?, ?, ?)";
+    let (retention, owner) = (millis(topic.retention), topic.owner.as_deref());
+    session.conn.execute(sql, params![topic.id.0, name, topic.lanes, retention, session.now.0, owner])?;
     Ok(topic)
 }
 
 pub(super) fn put_topic(session: &Session<'_>, put: &PutTopic) -> Result<Topic> {
-    check_lanes(put.lanes)?;
+    put.settings.check()?;
     let topic = match session.catalog.topic(&put.name) {
-        None => {
-            let retention = put.retention.unwrap_or(DEFAULT_RETENTION);
-            insert_topic(session, &put.name, put.lanes.unwrap_or(DEFAULT_LANES), retention)?
-        }
+        None => insert_topic(session, &put.name, &put.settings)?,
         Some(old) => {
-            old.check_change(put.lanes)?;
-            let topic = Topic { retention: put.retention.unwrap_or(old.retention), ..old.clone() };
-            let sql = "UPDATE tramline_topic SET retention_ms = ? WHERE id = ?";
-            session.conn.execute(sql, params![millis(topic.retention), topic.id.0])?;
+            let topic = old.changed(&put.settings)?;
+            let sql = "UPDATE tramline_topic SET retention_ms = ?, owner = ? WHERE id = ?";
+            session
+                .conn
+                .execute(sql, params![millis(topic.retention), topic.owner.as_deref(), topic.id.0])?;
             topic
         }
     };
@@ -134,9 +135,10 @@ pub(super) fn put_topic(session: &Session<'_>, put: &PutTopic) -> Result<Topic> 
 pub(super) fn delete_topic(session: &Session<'_>, name: &str) -> Result<()> {
     let topic = session.catalog.require_topic(name)?;
     session.catalog.check_unused(name)?;
-    for table in ["tramline_chunk", "tramline_head", "tramline_idempotency"] {
-        session.conn.execute(&format!("DELETE FROM {table} WHERE topic = ?"), [topic.id.0])?;
+    if erase::is_left(session.conn, topic.id)? {
+        return Err(still_left(name));
     }
+    erase::mark(session.conn, Deleted::Topic(topic.id))?;
     session.conn.execute("DELETE FROM tramline_topic WHERE id = ?", [topic.id.0])?;
     changed(session.conn)
 }
@@ -168,7 +170,7 @@ pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> 
         join_topic(session, id, session.catalog.require_topic(name)?, put)?;
     }
     for name in had.difference(&wanted) {
-        leave_topic(session, id, session.catalog.require_topic(name)?.id)?;
+        leave_topic(session.conn, id, session.catalog.require_topic(name)?.id)?;
     }
     changed(session.conn)?;
     let topics = wanted.into_iter().map(Arc::from).collect();
@@ -183,6 +185,9 @@ pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> 
 
 fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &PutSubscription) -> Result<()> {
     let conn = session.conn;
+    if erase::is_marked(conn, Deleted::Left(id, topic.id))? {
+        return Err(still_left(&topic.name));
+    }
     let last: i64 =
         conn.query_row("SELECT value FROM tramline_meta WHERE name = 'chunk'", [], |row| row.get(0))?;
     let first = |condition: &str, value: i64| -> Result<Option<i64>> {
@@ -207,19 +212,12 @@ fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &Pu
     Ok(())
 }
 
-/// All that a subscription still had to do of a topic goes.
-fn leave_topic(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<()> {
-    let conn = session.conn;
-    let of_topic = "chunk IN (SELECT chunk FROM tramline_chunk WHERE topic = ?)";
-    fail_items(session, id, of_topic, &[topic.0])?;
-    let lanes = (LaneId::of(topic, 0).0, LaneId::of(TopicId(topic.0 + 1), 0).0);
-    for table in ["tramline_lane", "tramline_parked", "tramline_gap"] {
-        let sql = format!("DELETE FROM {table} WHERE subscription = ? AND lane >= ? AND lane < ?");
-        conn.execute(&sql, [id.0, lanes.0, lanes.1])?;
-    }
-    let sql = "DELETE FROM tramline_slice WHERE subscription = ?1 \
-               AND chunk IN (SELECT chunk FROM tramline_chunk WHERE topic = ?2)";
-    conn.execute(sql, [id.0, topic.0])?;
+/// All that a subscription still had to do of a topic is to go.
+fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<()> {
+    erase::mark(conn, Deleted::Left(id, topic))?;
+    let [first, end] = lanes_of(topic);
+    let sql = "DELETE FROM tramline_lane WHERE subscription = ? AND lane >= ? AND lane < ?";
+    conn.execute(sql, [id.0, first, end])?;
     conn.execute(
         "DELETE FROM tramline_subscription_topic WHERE subscription = ? AND topic = ?",
         [id.0, topic.0],
@@ -227,26 +225,10 @@ fn leave_topic(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Res
     Ok(())
 }
 
-/// What a subscription will never do fails, where it is an item of a tally.
-fn fail_items(session: &Session<'_>, id: SubscriptionId, filter: &str, values: &[i64]) -> Result<()> {
-    let sql = format!(
-        "SELECT chunk, mask FROM tramline_slice WHERE subscription = {} AND tallied AND state <> 6 AND {filter}",
-        id.0
-    );
-    let mut statement = session.conn.prepare(&sql)?;
-    let ended = statement.query_map(rusqlite::params_from_iter(values), |row| {
-        let (chunk, mask) = (ChunkId(row.get(0)?), Mask::from_i64(row.get(1)?));
-        Ok(Ended { subscription: id, chunk, mask, ending: Ending::Failed })
-    })?;
-    session.end(ended.collect::<rusqlite::Result<Vec<Ended>>>()?.into_iter());
-    Ok(())
-}
-
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
-    fail_items(session, id, "true", &[])?;
-    let tables = ["slice", "lane", "parked", "gap", "rule", "audit", "subscription_topic"];
-    for table in tables {
+    erase::mark(session.conn, Deleted::Subscription(id))?;
+    for table in ["lane", "rule", "audit", "remote", "subscription_topic"] {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
     }
     session.conn.execute("DELETE FROM tramline_subscription WHERE id = ?", [id.0])?;

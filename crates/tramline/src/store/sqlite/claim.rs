@@ -7,7 +7,7 @@ use super::session::Session;
 use crate::error::Result;
 use crate::model::id::SubscriptionId;
 use crate::model::slice::{Slice, State};
-use crate::model::subscription::Policy;
+use crate::model::subscription::{Policy, Subscription};
 use crate::model::time::Time;
 use crate::plan::Changes;
 use crate::plan::claim::{Taker, take};
@@ -66,7 +66,7 @@ fn unordered(
 ) -> Result<()> {
     let (conn, now, id) = (session.conn, session.now, claim.subscription);
     raw.until = taker.until;
-    expire_leases(session, id, policy)?;
+    expire_leases(session, id, policy, &[State::Leased, State::Consumed])?;
     let mut changes = Changes::default();
     let suspects = due(conn, id, State::Suspect, now, 1)?;
     match (claim.suspects, suspects.is_empty()) {
@@ -86,16 +86,43 @@ fn unordered(
     Ok(())
 }
 
-/// Leases that have ended make their slices suspect, or dead.
-fn expire_leases(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+/// Leases that have ended make their slices suspect, or dead. Gives how many.
+fn expire_leases(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    policy: &Policy,
+    states: &[State],
+) -> Result<usize> {
     let mut changes = Changes::default();
-    for state in [State::Leased, State::Consumed] {
+    let mut count = 0;
+    for &state in states {
         for slice in due(session.conn, id, state, session.now, EXPIRED as u32 * 64)?.into_iter().take(EXPIRED)
         {
             expire(slice, policy, session.now, None, &mut changes);
+            count += 1;
         }
     }
-    apply(session, id, &changes)
+    apply(session, id, &changes)?;
+    Ok(count)
+}
+
+/// At most once: claims that have ended are interrupted, also where nobody claims any more.
+pub(super) fn interrupt(session: &Session<'_>, subscription: &Subscription) -> Result<Interrupted> {
+    let (id, policy) = (subscription.id, &subscription.policy);
+    let count = if policy.is_ordered() {
+        order::interrupt(session, id, policy)?
+    } else {
+        expire_leases(session, id, policy, &[State::Consumed])?
+    };
+    Ok(Interrupted { some: count > 0, more: !policy.is_ordered() && count >= EXPIRED })
+}
+
+/// What became of claims that have ended.
+pub(super) struct Interrupted {
+    /// There were some.
+    pub(super) some: bool,
+    /// There may be others.
+    pub(super) more: bool,
 }
 
 /// Due slices of one state, by priority and time, until they hold `events` events. Walks the claim index and stops, so the

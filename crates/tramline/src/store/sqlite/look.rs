@@ -4,9 +4,9 @@ use super::catalog::rules;
 use super::rows::{CHUNK, blocked_by, chunk, lanes, one_chunk, one_lane, slices};
 use super::session::Session;
 use crate::error::Result;
-use crate::model::id::Incarnation;
-use crate::model::id::{EventId, LaneId, SubscriptionId};
+use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId};
 use crate::model::lane;
+use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
@@ -44,7 +44,10 @@ pub(super) fn stats(session: &Session<'_>, id: SubscriptionId) -> Result<Stats> 
 
 pub(super) fn event(session: &Session<'_>, id: EventId) -> Result<Option<EventView>> {
     let Some(row) = one_chunk(session.conn, id.chunk())? else { return Ok(None) };
-    let topic = session.catalog.topic_name(row.topic);
+    // Of a topic that was deleted there may still be rows.
+    let Some(topic) = session.catalog.topic_by_id(row.topic).map(|topic| topic.name.clone()) else {
+        return Ok(None);
+    };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
     let all = slices(session.conn, "chunk = ? ORDER BY subscription, id", &[id.chunk().0])?;
     let mut deliveries = Vec::new();
@@ -89,6 +92,14 @@ pub(super) fn read_log(session: &Session<'_>, read: &ReadLog) -> Result<LogPage>
     events.truncate(read.limit as usize);
     let next = events.last().map_or(read.after, |event| event.id);
     Ok(LogPage { events, next })
+}
+
+/// What this reader does not see yet gets greater numbers than what it sees.
+pub(super) fn log_end(session: &Session<'_>, topic: &str) -> Result<EventId> {
+    session.catalog.require_topic(topic)?;
+    let sql = "SELECT value FROM tramline_meta WHERE name = 'chunk'";
+    let last = session.conn.prepare_cached(sql)?.query_row([], |row| row.get(0).map(ChunkId))?;
+    Ok(EventId::at(last, Mask::CAPACITY - 1))
 }
 
 pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>> {

@@ -92,8 +92,10 @@ pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<s
         if matches!(slice.state, State::Leased | State::Consumed | State::Dead) {
             continue;
         }
+        // Of a subscription that was deleted there may still be rows.
+        let Ok(subscription) = session.catalog.require_subscription(slice.subscription) else { continue };
         change(session, slice, |view, changes| remove(slice, mask, view, changes))?;
-        cancelled.push(session.catalog.require_subscription(slice.subscription)?.name.clone());
+        cancelled.push(subscription.name.clone());
     }
     Ok(cancelled)
 }
@@ -190,7 +192,7 @@ pub(super) fn adopt(session: &Session<'_>, adopt: &Adopt) -> Result<Vec<EventId>
             let Some(slice) = find(&slices, *event) else { continue };
             let mine = slice.state == State::Consumed && slice.lease() == *lease;
             // A sweep may have been faster and called it interrupted; the journal knows that it never started.
-            let interrupted = slice.state == State::Dead && slice.is_interrupted();
+            let interrupted = slice.was_interrupted_under(lease);
             if !mine && !interrupted {
                 continue;
             }

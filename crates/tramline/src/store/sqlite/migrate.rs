@@ -7,7 +7,10 @@ use rusqlite::Connection;
 const MIGRATIONS: &[(i64, &str)] = &[
     (1, include_str!("migrations/0001_core.sql")),
     (2, include_str!("migrations/0002_token.sql")),
-    (3, include_str!("migrations/0003_tally.sql")),
+    (3, include_str!("migrations/0003_deleted.sql")),
+    (4, include_str!("migrations/0004_tally.sql")),
+    (5, include_str!("migrations/0005_owner.sql")),
+    (6, include_str!("migrations/0006_remote.sql")),
 ];
 
 /// All migrations as SQL, to be read or run by hand.

@@ -1,22 +1,26 @@
 //! SQLite: the default store. One writer thread per process with group commit; several processes may share the file.
 //!
+//! - `store`: the verbs
 //! - `writer`, `readers`, `session`: how a step gets a connection, the time and the catalogue
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion
-//! - `mend`, `look`, `sweep`, `catalog`, `token`: everything else
+//! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
 mod catalog;
 mod claim;
 mod emit;
+mod erase;
 mod look;
 mod mend;
 mod migrate;
 mod order;
 mod readers;
+mod remote;
 mod rows;
 mod session;
 mod settle;
+mod store;
 mod sweep;
 mod tally;
 mod token;
@@ -24,20 +28,13 @@ mod writer;
 
 use crate::error::{Error, Result};
 use crate::model::event::Event;
-use crate::model::id::{EventId, SubscriptionId};
-use crate::model::rule::AuditEntry;
-use crate::model::subscription::{Subscription, Topic};
-use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
-use crate::model::token::Token;
-use crate::store::Store;
-use crate::store::verbs::*;
-use crate::store::verbs_tally::*;
-use async_trait::async_trait;
+use crate::store::deleted::{InTheWay, STEP_ROWS};
+use crate::store::verbs::{Emission, Settle, Settled};
 use readers::Readers;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
-use session::{CatalogCache, Session, store_time};
+use session::{CatalogCache, Session};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,9 +119,20 @@ impl SqliteStore {
     /// Settles in the caller's own transaction: what the handler wrote and the outcome are stored together or not at all.
     ///
     /// # Errors
-    /// As [`Store::settle`]; a lost lease is not an error but an answer.
+    /// As [`crate::Store::settle`]; a lost lease is not an error but an answer.
     pub fn settle_in(&self, tx: &rusqlite::Transaction<'_>, settle: &Settle) -> Result<Settled> {
         settle::settle(&Session::new(tx, settle.now, &CatalogCache::default())?, settle)
+    }
+
+    /// Removes left-overs that are in the way of a change, step by step.
+    async fn clear(&self, way: InTheWay) -> Result<()> {
+        loop {
+            let way = way.clone();
+            let step = move |session: &Session<'_>| erase::clear(session, &way, STEP_ROWS);
+            if !self.write(Durable::No, None, step).await? {
+                return Ok(());
+            }
+        }
     }
 
     /// One step that writes.
@@ -202,233 +210,4 @@ fn gather(path: &Path) -> Result<()> {
     conn.busy_timeout(Duration::from_secs(1))?;
     conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
     Ok(())
-}
-
-#[async_trait]
-impl Store for SqliteStore {
-    async fn put_topic(&self, put: PutTopic) -> Result<Topic> {
-        self.write(Durable::Yes, put.now, move |session| catalog::put_topic(session, &put)).await
-    }
-
-    async fn topics(&self) -> Result<Vec<Topic>> {
-        self.read(None, |session| Ok(session.catalog.topics().to_vec())).await
-    }
-
-    async fn delete_topic(&self, name: &str) -> Result<()> {
-        let name = name.to_owned();
-        self.write(Durable::Yes, None, move |session| catalog::delete_topic(session, &name)).await
-    }
-
-    async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
-        let cache = self.cache.clone();
-        let put_both = move |conn: &Connection| {
-            let session = Session::new(conn, put.now, &cache)?;
-            catalog::create_missing(&session, put.topics.iter().map(String::as_str))?;
-            let session = Session::new(conn, put.now, &cache)?;
-            let subscription = catalog::put_subscription(&session, &put)?;
-            session.finish()?;
-            Ok(subscription)
-        };
-        self.writer.run(Durable::Yes, put_both).await
-    }
-
-    async fn subscriptions(&self) -> Result<Vec<Subscription>> {
-        self.read(None, |session| Ok(session.catalog.subscriptions().to_vec())).await
-    }
-
-    async fn delete_subscription(&self, name: &str) -> Result<()> {
-        let name = name.to_owned();
-        self.write(Durable::Yes, None, move |session| catalog::delete_subscription(session, &name)).await
-    }
-
-    async fn backfill(&self, subscription: SubscriptionId) -> Result<bool> {
-        self.write(Durable::Yes, None, move |session| sweep::backfill(session, subscription)).await
-    }
-
-    async fn set_rule(&self, set: SetRule) -> Result<()> {
-        self.write(Durable::Yes, set.now, move |session| catalog::set_rule(session, &set)).await
-    }
-
-    async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
-        self.read(None, move |session| catalog::audit(session.conn, subscription, limit)).await
-    }
-
-    async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        let cache = self.cache.clone();
-        self.writer.run(Durable::Yes, move |conn| emit::emit(conn, emit.units, emit.now, &cache)).await
-    }
-
-    async fn claim(&self, claim: Claim) -> Result<Claimed> {
-        let claim_now = claim.now;
-        // At least once needs no sync: a claim that a power cut undoes is simply due again. What is consumed must stay so.
-        let consumes = self.cache.is_at_most_once(claim.subscription);
-        let durable = if consumes { Durable::Yes } else { Durable::No };
-        let take = move |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.catalog.clone()));
-        let (raw, catalog) = self.write(durable, claim_now, take).await?;
-        if raw.missing().is_empty() {
-            return raw.decode(&catalog);
-        }
-        let load = move |session: &Session<'_>| {
-            let mut raw = raw;
-            claim::load_chunks(session.conn, &mut raw)?;
-            Ok(raw)
-        };
-        self.read(claim_now, load).await?.decode(&catalog)
-    }
-
-    async fn settle(&self, settle: Settle) -> Result<Settled> {
-        self.write(Durable::Yes, settle.now, move |session| settle::settle(session, &settle)).await
-    }
-
-    async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
-        self.write(Durable::No, extend.now, move |session| settle::extend(session, &extend)).await
-    }
-
-    async fn release(&self, release: Release) -> Result<()> {
-        self.write(Durable::No, release.now, move |session| settle::release(session, &release)).await
-    }
-
-    async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
-        self.write(Durable::Yes, adopt.now, move |session| mend::adopt(session, &adopt)).await
-    }
-
-    async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats> {
-        self.read(now, move |session| look::stats(session, subscription)).await
-    }
-
-    async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
-        self.read(find.now, move |session| look::event(session, find.id)).await
-    }
-
-    async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
-        let (topic, key) = (topic.to_owned(), key.to_owned());
-        self.read(None, move |session| look::head(session, &topic, &key)).await
-    }
-
-    async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
-        self.read(None, move |session| look::read_log(session, &read)).await
-    }
-
-    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
-        self.read(page.now, move |session| look::dead(session, &page)).await
-    }
-
-    async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
-        self.read(page.now, move |session| look::parked(session, &page)).await
-    }
-
-    async fn revive(&self, revive: Revive) -> Result<u64> {
-        self.write(Durable::Yes, revive.now, move |session| mend::revive(session, &revive)).await
-    }
-
-    async fn resend(&self, resend: Resend) -> Result<u64> {
-        self.write(Durable::Yes, resend.now, move |session| mend::resend(session, &resend)).await
-    }
-
-    async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
-        self.write(Durable::Yes, cancel.now, move |session| mend::cancel(session, &cancel)).await
-    }
-
-    async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
-        self.write(Durable::Yes, release.now, move |session| mend::release_parked(session, &release)).await
-    }
-
-    async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
-        self.write(Durable::Yes, open.now, move |session| tally::open(session, &open.tally)).await
-    }
-
-    async fn add_items(&self, add: AddItems) -> Result<Added> {
-        self.write(Durable::Yes, add.now, move |session| tally::add(session, add)).await
-    }
-
-    async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
-        self.write(Durable::Yes, seal.now, move |session| tally::seal(session, seal)).await
-    }
-
-    async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
-        self.write(Durable::Yes, ack.now, move |session| tally::ack::ack(session, &ack)).await
-    }
-
-    async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
-        let each = move |session: &Session<'_>| {
-            Ok(count.counts.iter().map(|(id, by)| tally::count(session, *id, *by)).collect())
-        };
-        self.write(Durable::Yes, count.now, each).await
-    }
-
-    async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
-        self.read(find.now, move |session| tally::get(session.conn, find.tally)).await
-    }
-
-    async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        self.read(None, move |session| tally::list(session.conn, &list)).await
-    }
-
-    async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
-        self.write(Durable::Yes, cancel.now, move |session| tally::cancel(session, cancel.tally)).await
-    }
-
-    async fn delete_tally(&self, delete: NameTally) -> Result<()> {
-        self.write(Durable::Yes, delete.now, move |session| tally::delete(session, delete.tally)).await
-    }
-
-    async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
-        self.write(Durable::Yes, reap.now, move |session| tally::sweep::reap(session, reap)).await
-    }
-
-    async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
-        let cache = self.cache.clone();
-        let send = move |session: &Session<'_>| tally::deliver::deliver(session, deliver, &cache);
-        self.write(Durable::Yes, deliver.now, send).await
-    }
-
-    async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
-        self.write(Durable::Yes, sweep.now, move |session| tally::sweep::sweep(session, sweep)).await
-    }
-
-    async fn put_token(&self, put: PutToken) -> Result<Token> {
-        self.write(Durable::Yes, put.now, move |session| token::put(session, &put.token)).await
-    }
-
-    async fn tokens(&self) -> Result<Vec<Token>> {
-        self.read(None, |session| token::all(session.conn)).await
-    }
-
-    async fn delete_token(&self, name: &str) -> Result<()> {
-        let name = name.to_owned();
-        self.write(Durable::Yes, None, move |session| token::delete(session.conn, &name)).await
-    }
-
-    async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
-        self.write(Durable::No, None, move |session| token::touch(session.conn, &uses)).await
-    }
-
-    async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {
-        self.write(Durable::No, beat.now, move |session| sweep::beat(session, &beat)).await
-    }
-
-    async fn workers(&self) -> Result<Vec<Worker>> {
-        self.read(None, |session| look::workers(session.conn)).await
-    }
-
-    async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        self.write(Durable::Yes, sweep.now, move |session| sweep::sweep(session, &sweep)).await
-    }
-
-    async fn now(&self) -> Result<Time> {
-        self.read(None, |session| store_time(session.conn)).await
-    }
-
-    async fn close(&self) {
-        // Everything acknowledged is stored; the thread ends with the last handle. Brought together in one file, which can be
-        // copied then.
-        if let Some(path) = self.path().map(Path::to_owned) {
-            let gathered = tokio::task::spawn_blocking(move || gather(&path)).await;
-            if !matches!(gathered, Ok(Ok(()))) {
-                tracing::debug!(
-                    "the write-ahead log stays beside the database; it is read at the next start"
-                );
-            }
-        }
-    }
 }

@@ -38,12 +38,7 @@ pub(super) fn claim(
         let mut view = LaneView::new(lane.clone());
         let mut changes = Changes::default();
         if view.lane.is_lapsed(claim.owner, &claim.known, session.now) {
-            let leased = leased(session.conn, claim.subscription, view.lane.lane)?;
-            load_keys(session, &mut view, leased.iter().map(|slice| slice.chunk), raw)?;
-            load_marks(session.conn, &mut view, &leased)?;
-            take_over(&mut view, leased, policy, session.now, &mut changes);
-            apply(session, claim.subscription, &changes)?;
-            changes = Changes::default();
+            take_over_lapsed(session, &mut view, policy, raw)?;
             // Keys may have gone on, and their events come before what was read above.
             ready = self::ready(session, claim.subscription, view.lane.lane, taker.events)?;
         }
@@ -61,6 +56,35 @@ pub(super) fn claim(
         raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
     Ok(())
+}
+
+/// A lane whose lease has ended: what was taken under it becomes suspect, or interrupted.
+fn take_over_lapsed(
+    session: &Session<'_>,
+    view: &mut LaneView,
+    policy: &Policy,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let id = view.lane.subscription;
+    let leased = leased(session.conn, id, view.lane.lane)?;
+    load_keys(session, view, leased.iter().map(|slice| slice.chunk), raw)?;
+    load_marks(session.conn, view, &leased)?;
+    let mut changes = Changes::default();
+    take_over(view, leased, policy, session.now, &mut changes);
+    apply(session, id, &changes)
+}
+
+/// Lanes whose lease has ended, also where nobody claims any more. Gives how many.
+pub(super) fn interrupt(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<usize> {
+    let mut count = 0;
+    let ended = |lane: &Lane| lane.owner.is_some() && lane.until <= session.now;
+    for lane in lanes(session.conn, id)?.into_iter().filter(ended) {
+        let mut view = LaneView::new(lane);
+        take_over_lapsed(session, &mut view, policy, &mut RawClaim::default())?;
+        write_lane(session.conn, &view.lane)?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// Takes from one locked lane. True when the claim is over: it took a suspect.

@@ -4,18 +4,17 @@ use super::order::{leased, load_keys, load_marks};
 use super::rows::{apply, one_lane, slices, write_lane};
 use super::session::Session;
 use crate::error::Result;
-use crate::model::id::{LaneId, SubscriptionId};
-use crate::model::lane::Lane;
+use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
 use crate::model::lease::Lease;
 use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
-use crate::plan::mend::release as plan_release;
+use crate::plan::release::{release as plan_release, release_lane};
 use crate::plan::settle::{Leased, settle as plan_settle, settle_lane};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
 use rusqlite::Connection;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> {
     let policy = session.catalog.require_subscription(settle.subscription)?.policy.clone();
@@ -74,11 +73,6 @@ fn under(conn: &Connection, id: SubscriptionId, lease: &Lease) -> Result<Option<
     Ok(found.into_iter().next().filter(|slice| slice.is_under(lease)))
 }
 
-/// The lane under a lease, if the lease still holds.
-fn lane_under(conn: &Connection, id: SubscriptionId, lease: &Lease) -> Result<Option<Lane>> {
-    Ok(one_lane(conn, id, lease.lane)?.filter(|lane| lane.is_under(lease)))
-}
-
 fn settle_in_lane(
     session: &Session<'_>,
     settle: &Settle,
@@ -117,10 +111,11 @@ fn settle_in_lane(
     let wanted: Vec<&SettleSlice> = held.iter().map(|at| &settle.results[*at]).collect();
     let leased = lane_slices(session, settle.subscription, id, &wanted, plain, &mut view)?;
     let mut changes = Changes::default();
-    let accepted = settle_lane(&mut view, leased, &wanted, policy, session.now, &mut changes)?;
-    for (at, accepted) in held.into_iter().zip(accepted) {
+    let settled = settle_lane(&mut view, leased, &wanted, policy, session.now, &mut changes)?;
+    for (at, accepted) in held.into_iter().zip(settled.accepted) {
         answer.accepted[at] = accepted;
     }
+    answer.waiting.extend(settled.waiting);
     answer.wake |= changes.wake;
     apply(session, settle.subscription, &changes)?;
     write_lane(session.conn, &view.lane)
@@ -136,7 +131,6 @@ fn lane_slices(
     plain: bool,
     view: &mut LaneView,
 ) -> Result<Leased> {
-    let by_number = |slice: Slice| ((slice.chunk, slice.id), slice);
     if plain {
         let mut found = Leased::new();
         for result in wanted {
@@ -171,20 +165,51 @@ pub(super) fn extend(session: &Session<'_>, extend: &Extend) -> Result<Vec<Exten
     Ok(answers)
 }
 
-pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<()> {
+pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<u64> {
+    let mut count = 0;
+    let mut lanes: BTreeMap<LaneId, BTreeSet<Lease>> = BTreeMap::new();
     for lease in &release.leases {
-        let mut view = None;
         if lease.is_ordered() {
-            let Some(lane) = lane_under(session.conn, release.subscription, lease)? else { continue };
-            view = Some(LaneView::new(lane));
+            lanes.entry(lease.lane).or_default().insert(*lease);
+            continue;
         }
         let Some(slice) = under(session.conn, release.subscription, lease)? else { continue };
         let mut changes = Changes::default();
-        plan_release(slice, session.now, view.as_mut(), &mut changes);
+        plan_release(slice, session.now, &mut changes);
         apply(session, release.subscription, &changes)?;
-        if let Some(view) = view {
-            write_lane(session.conn, &view.lane)?;
-        }
+        count += 1;
     }
-    Ok(())
+    for (lane, given) in lanes {
+        count += release_in_lane(session, release.subscription, lane, &given)?;
+    }
+    Ok(count)
+}
+
+/// Gives how many of the leases were given back.
+fn release_in_lane(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    lane: LaneId,
+    given: &BTreeSet<Lease>,
+) -> Result<u64> {
+    let held =
+        one_lane(session.conn, id, lane)?.filter(|lane| given.iter().any(|lease| lane.is_under(lease)));
+    let Some(lane) = held else { return Ok(0) };
+    let mut view = LaneView::new(lane);
+    let leased = leased(session.conn, id, view.lane.lane)?;
+    let count = leased.iter().filter(|slice| given.contains(&slice.lease())).count() as u64;
+    // Keys matter only for what stays.
+    if leased.iter().any(|slice| !given.contains(&slice.lease())) {
+        load_keys(session, &mut view, leased.iter().map(|slice| slice.chunk), &mut RawClaim::default())?;
+    }
+    let mut changes = Changes::default();
+    let leased = leased.into_iter().map(by_number).collect();
+    release_lane(&mut view, leased, given, session.now, &mut changes);
+    apply(session, id, &changes)?;
+    write_lane(session.conn, &view.lane)?;
+    Ok(count)
+}
+
+fn by_number(slice: Slice) -> ((ChunkId, SliceId), Slice) {
+    ((slice.chunk, slice.id), slice)
 }

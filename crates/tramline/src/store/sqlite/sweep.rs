@@ -1,6 +1,9 @@
-//! Housekeeping: signs of life, dead workers, back-fill, retention.
+//! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
+use super::claim;
+use super::erase::erase;
 use super::look::workers;
+use super::remote;
 use super::rows::{insert, one_chunk};
 use super::session::Session;
 use crate::error::Result;
@@ -69,10 +72,19 @@ pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
             }
         }
     }
+    for subscription in session.catalog.subscriptions().iter().filter(|one| one.policy.is_at_most_once()) {
+        let interrupted = claim::interrupt(session, subscription)?;
+        swept.more |= interrupted.more;
+        if interrupted.some {
+            wake.insert(subscription.id);
+        }
+    }
     wake.extend(backfills(session.conn)?);
     swept.wake = wake.into_iter().collect();
+    // First what was deleted: it may be all that keeps chunks past their retention.
+    swept.more |= erase(session, sweep.limit)?;
     swept.chunks = retire(session, sweep.limit)?;
-    swept.more = swept.chunks >= u64::from(sweep.limit);
+    swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit)?;
     Ok(swept)
 }
@@ -123,6 +135,7 @@ fn expire_entries(session: &Session<'_>, limit: u32) -> Result<()> {
                WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)";
     conn.prepare_cached(sql)?.execute([now, limit])?;
     conn.prepare_cached("DELETE FROM tramline_rule WHERE until <= ?")?.execute([now])?;
+    remote::expire(conn, session.now, limit)?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - ?";
     conn.prepare_cached(sql)?.execute([AUDIT_KEPT])?;
     Ok(())

@@ -111,7 +111,8 @@ fn next(queue: &mut mpsc::Receiver<Job>) -> Option<Job> {
         match queue.try_recv() {
             Ok(job) => return Some(job),
             Err(TryRecvError::Disconnected) => return None,
-            Err(TryRecvError::Empty) => std::hint::spin_loop(),
+            // Whoever has something to do goes first: on a busy machine he may be about to bring the next job.
+            Err(TryRecvError::Empty) => std::thread::yield_now(),
         }
     }
     queue.blocking_recv()

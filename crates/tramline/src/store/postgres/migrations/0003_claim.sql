@@ -18,10 +18,15 @@ CREATE FUNCTION tramline_claim_due(
 DECLARE
     moment bigint;
     ranks bigint[] := '{5}';
+    place bigint;
+    first bigint;
+    found record;
+    events bigint := 0;
+    heavy bigint := 0;
+    left_over boolean := false;
     stored_version bigint;
     trouble boolean;
     priorities boolean;
-    took boolean;
 BEGIN
     -- What is claimed at least once need not reach the disk: if a power cut undoes it, it is simply due again.
     PERFORM pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, of_subscription::int),
@@ -51,39 +56,46 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    RETURN QUERY
-    WITH taken AS (
-        UPDATE tramline_slice s
-        SET state = into_state, owner = by_owner, epoch = s.epoch + 1, due_at = moment + lease_ms, pos = moment + lease_ms
-        FROM (
-            SELECT d.chunk, d.id, row_number() OVER up_to AS place,
-                sum(bit_count(d.mask::bit(64))) OVER up_to AS events, sum(d.bytes) OVER up_to - d.bytes AS before
-            FROM (
-                SELECT s.* FROM unnest(ranks) AS p(rank) CROSS JOIN LATERAL (
-                    SELECT d.chunk, d.id, d.mask, d.bytes FROM tramline_slice d WHERE d.subscription = of_subscription
-                        AND d.state = 0 AND d.lane = 0 AND d.rank = p.rank AND d.pos <= moment
-                        ORDER BY d.pos LIMIT most FOR UPDATE SKIP LOCKED) s
-                LIMIT most
-            ) d WINDOW up_to AS (ROWS UNBOUNDED PRECEDING)
-        ) f
-        WHERE s.chunk = f.chunk AND s.id = f.id AND f.events <= wanted AND f.before < weight
-        RETURNING f.place, s.*
-    )
-    SELECT t.chunk, t.id, t.subscription, t.state, t.lane, t.rank, t.mask, t.due_at, t.attempts, t.crashes, t.alone,
-        t.epoch, t.owner, t.replayed, t.bytes, t.error,
-        c.topic, c.emitted_at, c.meta, c.prevs, c.mains, c.body, NULL::bigint, NULL::bigint, NULL::boolean
-    FROM taken t JOIN tramline_chunk c ON c.chunk = t.chunk
-    ORDER BY t.place;
-    took := FOUND;
-    SELECT min(f.pos) INTO next_due FROM unnest(ranks) AS p(rank) CROSS JOIN LATERAL (
-        SELECT s.pos FROM tramline_slice s WHERE s.subscription = of_subscription AND s.state = 0
-            AND s.lane = 0 AND s.rank = p.rank ORDER BY s.pos LIMIT 1) f;
+    -- Row by row, each found by its key: as fast as one statement for all of them where there are many, twice as fast where
+    -- there are few, and no plan can go wrong.
+    FOREACH place IN ARRAY ranks LOOP
+        EXIT WHEN most <= 0 OR left_over;
+        FOR found IN
+            SELECT s.chunk, s.id, bit_count(s.mask::bit(64)) AS count, s.bytes FROM tramline_slice s
+            WHERE s.subscription = of_subscription AND s.state = 0 AND s.lane = 0 AND s.rank = place AND s.pos <= moment
+            ORDER BY s.pos LIMIT most FOR UPDATE SKIP LOCKED
+        LOOP
+            left_over := events + found.count > wanted OR heavy >= weight;
+            EXIT WHEN left_over;
+            UPDATE tramline_slice s
+            SET state = into_state, owner = by_owner, epoch = s.epoch + 1, due_at = moment + lease_ms, pos = moment + lease_ms
+            FROM tramline_chunk c
+            WHERE s.chunk = found.chunk AND s.id = found.id AND c.chunk = found.chunk
+            RETURNING s.chunk, s.id, s.subscription, s.state, s.lane, s.rank, s.mask, s.due_at, s.attempts, s.crashes,
+                s.alone, s.epoch, s.owner, s.replayed, s.bytes, s.error,
+                c.topic, c.emitted_at, c.meta, c.prevs, c.mains, c.body
+            INTO chunk, id, subscription, state, lane, rank, mask, due_at, attempts, crashes,
+                alone, epoch, owner, replayed, bytes, error,
+                topic, emitted_at, meta, prevs, mains, body;
+            RETURN NEXT;
+            events := events + found.count;
+            heavy := heavy + found.bytes;
+            most := most - 1;
+        END LOOP;
+    END LOOP;
+    FOREACH place IN ARRAY ranks LOOP
+        SELECT s.pos INTO first FROM tramline_slice s
+        WHERE s.subscription = of_subscription AND s.state = 0 AND s.lane = 0 AND s.rank = place ORDER BY s.pos LIMIT 1;
+        next_due := least(next_due, first);
+    END LOOP;
     more := next_due <= moment;
-    IF NOT took THEN
+    IF events = 0 THEN
         -- Whoever has nothing to do also waits for leases of others to end.
-        SELECT least(next_due, min(f.pos)) INTO next_due FROM unnest(ranks) AS p(rank) CROSS JOIN LATERAL (
-            SELECT s.pos FROM tramline_slice s WHERE s.subscription = of_subscription AND s.state = into_state
-                AND s.lane = 0 AND s.rank = p.rank ORDER BY s.pos LIMIT 1) f;
+        FOREACH place IN ARRAY ranks LOOP
+            SELECT s.pos INTO first FROM tramline_slice s WHERE s.subscription = of_subscription
+                AND s.state = into_state AND s.lane = 0 AND s.rank = place ORDER BY s.pos LIMIT 1;
+            next_due := least(next_due, first);
+        END LOOP;
     END IF;
     at := moment;
     RETURN NEXT;

@@ -9,9 +9,9 @@ pub(super) mod sweep;
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::TallyId;
-use crate::model::tally::{Added, NewTally, Parent, Tally, TallyItem};
+use crate::model::tally::{Added, NewTally, Parent, Tally, TallyItem, TallyState};
 use crate::plan::tally::{TallyRow, unknown};
-use crate::store::tally::{added_otherwise, hash, new_row, no_such_item, notes, reused};
+use crate::store::tally::{added_otherwise, hash, new_row, no_such_item, notes, reused, state};
 use crate::store::verbs_tally::*;
 use rows::view;
 use sqlx::Row;
@@ -68,8 +68,8 @@ async fn insert(
     hash: &[u8],
 ) -> Result<TallyId> {
     let sql = "INSERT INTO tramline_tally (state, growing, estimated, tells, user_key, parent_tally, parent_item, \
-               created_at, active_at, expires_at, idle_since, checked_at, open_key, open_hash) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8, $9, $8, $8, $10, $11) RETURNING id";
+               created_at, active_at, expires_at, idle_since, checked_at, open_key, open_hash, topic) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8, $9, $8, $8, $10, $11, $12) RETURNING id";
     let query = session
         .query(sql)
         .bind(tally.state as i16)
@@ -82,7 +82,8 @@ async fn insert(
         .bind(tally.created_at.0)
         .bind(tally.expires_at.map(|time| time.0))
         .bind(key.map(str::to_owned))
-        .bind(key.map(|_| hash.to_vec()));
+        .bind(key.map(|_| hash.to_vec()))
+        .bind(tally.topic.clone());
     Ok(TallyId(query.fetch_one(&mut *session.conn).await?.try_get(0)?))
 }
 
@@ -209,4 +210,17 @@ pub(super) async fn cancel(session: &mut Session<'_>, tally: TallyId) -> Result<
 pub(super) async fn delete(session: &mut Session<'_>, tally: TallyId) -> Result<()> {
     let row = rows::require(session, tally).await?;
     sweep::remove(session, &[&row]).await
+}
+
+/// How many tallies there are in each state, by the index of states.
+pub(super) async fn counts(session: &mut Session<'_>) -> Result<TallyCounts> {
+    let sql = "SELECT s.state, (SELECT count(*) FROM tramline_tally t WHERE t.state = s.state) \
+               FROM unnest($1::smallint[]) AS s(state)";
+    let states = TallyState::ALL.map(|state| state as i16).to_vec();
+    let query = session.query(sql).bind(states);
+    let mut counts = TallyCounts::default();
+    for row in session.all(query).await? {
+        *counts.of(state(row.try_get(0)?)?) = row.try_get::<i64, _>(1)?.cast_unsigned();
+    }
+    Ok(counts)
 }

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The columns of a tally `t`, in the order [`row`] reads them; statements write `{tally}`.
 pub(in crate::store::postgres) const TALLY: &str = "t.id, t.state, t.growing, t.estimated, t.tells, t.user_key, \
     t.parent_tally, t.parent_item, t.next_part, t.total, t.parts_left, t.done, t.failed, t.created_at, t.sealed_at, \
-    t.ended_at, t.active_at, t.expires_at, t.ended_by";
+    t.ended_at, t.active_at, t.expires_at, t.ended_by, t.topic";
 
 pub(super) fn row(row: &PgRow) -> Result<TallyRow> {
     let parent: Option<i64> = row.try_get(6)?;
@@ -42,6 +42,7 @@ pub(super) fn row(row: &PgRow) -> Result<TallyRow> {
         active_at: Time(row.try_get(16)?),
         expires_at: time(17)?,
         ended_by: row.try_get(18)?,
+        topic: row.try_get(19)?,
     })
 }
 

@@ -23,7 +23,9 @@ pub(in crate::store::postgres) async fn sweep(
     recount(session, &mut swept).await?;
     for (open, kept) in [(true, sweep.keep_open), (false, sweep.keep_sealed)] {
         let idle_since = session.now.before(kept);
-        let reaped = reap(session, ReapTallies { open, idle_since, limit: sweep.limit, now: None }).await?;
+        let reaped =
+            reap(session, &ReapTallies { open, idle_since, topic: None, limit: sweep.limit, now: None })
+                .await?;
         swept.reaped += reaped.tallies;
         swept.more |= reaped.more;
     }
@@ -80,17 +82,18 @@ async fn recount(session: &mut Session<'_>, swept: &mut SweptTallies) -> Result<
 /// those that stay are not looked at again before they could be idle for as long.
 pub(in crate::store::postgres) async fn reap(
     session: &mut Session<'_>,
-    reap: ReapTallies,
+    reap: &ReapTallies,
 ) -> Result<ReapedTallies> {
     let states = TallyState::ALL.into_iter().filter(|state| (*state == TallyState::Open) == reap.open);
     let sql = "SELECT {tally} FROM unnest($1::smallint[]) AS s(state) CROSS JOIN LATERAL (SELECT * \
-               FROM tramline_tally t WHERE t.state = s.state AND t.idle_since < $2 ORDER BY t.state, t.idle_since \
+               FROM tramline_tally t WHERE t.state = s.state AND t.idle_since < $2 AND ($4::text IS NULL OR t.topic = $4) ORDER BY t.state, t.idle_since \
                LIMIT $3 FOR UPDATE SKIP LOCKED) t LIMIT $3";
     let query = session
         .query(sql)
         .bind(states.map(|state| state as i16).collect::<Vec<i16>>())
         .bind(reap.idle_since.0)
-        .bind(i64::from(reap.limit));
+        .bind(i64::from(reap.limit))
+        .bind(reap.topic.clone());
     let found = rows::find(session, query).await?;
     let looked = found.len();
     let parts = last_active(session, &found).await?;

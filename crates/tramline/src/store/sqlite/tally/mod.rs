@@ -10,7 +10,7 @@ use super::session::Session;
 use crate::error::Result;
 use crate::model::id::TallyId;
 use crate::model::tally::part::{PART, PartId};
-use crate::model::tally::{Added, NewTally, Parent, Tally, TallyItem};
+use crate::model::tally::{Added, NewTally, Parent, Tally, TallyItem, TallyState};
 use crate::plan::tally::TallyRow;
 use crate::store::tally::{METADATA, added_otherwise, hash, metadata, new_row, no_such_item, notes, reused};
 use crate::store::verbs_tally::*;
@@ -161,4 +161,14 @@ pub(super) fn cancel(session: &Session<'_>, tally: TallyId) -> Result<Tally> {
 pub(super) fn delete(session: &Session<'_>, tally: TallyId) -> Result<()> {
     let row = rows::require(session.conn, tally)?;
     sweep::remove(session, &row)
+}
+
+/// How many tallies there are in each state, by the index of states.
+pub(super) fn counts(conn: &Connection) -> Result<TallyCounts> {
+    let mut statement = conn.prepare_cached("SELECT count(*) FROM tramline_tally WHERE state = ?")?;
+    let mut counts = TallyCounts::default();
+    for state in TallyState::ALL {
+        *counts.of(state) = statement.query_row([state as i64], |row| row.get::<_, i64>(0))?.cast_unsigned();
+    }
+    Ok(counts)
 }

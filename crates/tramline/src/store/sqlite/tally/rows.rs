@@ -13,7 +13,8 @@ use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 
 /// The columns of a tally, in the order [`row`] reads them.
 const TALLY: &str = "id, state, growing, estimated, tells, user_key, parent_tally, parent_item, next_part, total, \
-                     parts_left, done, failed, created_at, sealed_at, ended_at, active_at, expires_at, ended_by";
+                     parts_left, done, failed, created_at, sealed_at, ended_at, active_at, expires_at, ended_by, \
+                     topic";
 
 fn row(row: &Row<'_>) -> Result<TallyRow> {
     let parent: Option<i64> = row.get(6)?;
@@ -39,6 +40,7 @@ fn row(row: &Row<'_>) -> Result<TallyRow> {
         active_at: Time(row.get(16)?),
         expires_at: time(17)?,
         ended_by: row.get(18)?,
+        topic: row.get(19)?,
     })
 }
 
@@ -78,8 +80,8 @@ pub(super) fn insert(conn: &Connection, tally: &TallyRow, key: Option<&str>, has
     let id = draw(conn, "tally", 1)?;
     let sql = "INSERT INTO tramline_tally (id, state, growing, estimated, tells, user_key, parent_tally, parent_item, \
                next_part, total, parts_left, done, failed, created_at, active_at, expires_at, ended_by, idle_since, \
-               checked_at, open_key, open_hash) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, 0, 0, 0, 0, ?9, ?9, ?10, 0, ?9, ?9, ?11, ?12)";
+               checked_at, open_key, open_hash, topic) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, 0, 0, 0, 0, ?9, ?9, ?10, 0, ?9, ?9, ?11, ?12, ?13)";
     conn.prepare_cached(sql)?.execute(params![
         id,
         tally.state as i16,
@@ -93,6 +95,7 @@ pub(super) fn insert(conn: &Connection, tally: &TallyRow, key: Option<&str>, has
         tally.expires_at.map(|time| time.0),
         key,
         key.map(|_| hash),
+        tally.topic,
     ])?;
     Ok(TallyId(id))
 }

@@ -21,7 +21,8 @@ pub(in crate::store::sqlite) fn sweep(session: &Session<'_>, sweep: SweepTallies
     recount(session, &mut swept)?;
     for (open, kept) in [(true, sweep.keep_open), (false, sweep.keep_sealed)] {
         let idle_since = session.now.before(kept);
-        let reaped = reap(session, ReapTallies { open, idle_since, limit: sweep.limit, now: None })?;
+        let reaped =
+            reap(session, &ReapTallies { open, idle_since, topic: None, limit: sweep.limit, now: None })?;
         swept.reaped += reaped.tallies;
         swept.more |= reaped.more;
     }
@@ -75,14 +76,15 @@ fn parts(conn: &Connection, tally: TallyId) -> Result<(u64, u64)> {
 
 /// Removes what is idle. `idle_since` of a row is never later than its last activity: those it names are looked at closely, and
 /// those that stay are not looked at again before they could be idle for as long.
-pub(in crate::store::sqlite) fn reap(session: &Session<'_>, reap: ReapTallies) -> Result<ReapedTallies> {
+pub(in crate::store::sqlite) fn reap(session: &Session<'_>, reap: &ReapTallies) -> Result<ReapedTallies> {
     let conn = session.conn;
     let mut reaped = ReapedTallies::default();
     let mut looked = 0;
     for state in TallyState::ALL.into_iter().filter(|state| (*state == TallyState::Open) == reap.open) {
-        let filter = "state = ? AND idle_since < ? ORDER BY idle_since LIMIT ?";
+        let filter =
+            "state = ?1 AND idle_since < ?2 AND (?4 IS NULL OR topic = ?4) ORDER BY idle_since LIMIT ?3";
         let left = i64::from(reap.limit) - looked;
-        for row in rows::find(conn, filter, [state as i64, reap.idle_since.0, left])? {
+        for row in rows::find(conn, filter, params![state as i64, reap.idle_since.0, left, reap.topic])? {
             looked += 1;
             let parts = rows::unfinished(conn, row.id)?.active_at.unwrap_or(Time(0));
             let active_at = row.active_at.max(parts);

@@ -9,6 +9,7 @@ CREATE TABLE tramline_tally (
     estimated    boolean NOT NULL,
     tells        smallint NOT NULL,
     user_key     text COLLATE "C",
+    topic        text COLLATE "C",
     parent_tally bigint,
     parent_item  bigint,
     next_part    bigint NOT NULL DEFAULT 0,

@@ -1,27 +1,14 @@
 //! Leases in a running worker: kept while handlers run, lost when they cannot be kept, and never held by mistake.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
+use crate::bed::{LONG, SECOND, counts, event, waiting};
+use crate::support::{Bench, all_wait, start, until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use support::{Bench, start, until};
 use tokio::sync::{Notify, mpsc};
-use tramline::{Context, Counts, Event, Kind, Retry, Tramline};
+use tramline::{Context, Counts, Kind, Policy, Retry, Start, Tramline};
 
-const SECOND: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(100);
-/// A lease whose end no test waits for.
-const LONG: Duration = Duration::from_secs(600);
-
-fn event(payload: &str) -> Event {
-    Event::new("t", payload.to_owned())
-}
-
-async fn counts(tram: &Tramline) -> Counts {
-    tram.stats("w").await.unwrap().counts
-}
 
 #[tokio::test]
 async fn a_lost_lease_cancels_the_handler_and_its_outcome_does_not_count() {
@@ -63,18 +50,8 @@ async fn leases_are_extended_while_a_handler_runs() {
     for ordered in [false, true] {
         let bench = Bench::new().await;
         let tram = bench.process();
-        let (tell, mut begun) = mpsc::unbounded_channel();
-        let go_on = Arc::new(Notify::new());
-        let may_end = go_on.clone();
-        let name = if ordered { "ordered" } else { "plain" };
-        let worker = tram.worker(name).topics(["t"]).lease(10 * SECOND).on_any(move || {
-            let (tell, go_on) = (tell.clone(), may_end.clone());
-            async move {
-                tell.send(()).unwrap();
-                go_on.notified().await;
-            }
-        });
-        let worker = if ordered { worker.ordered_by_key() } else { worker };
+        let (worker, mut begun, go_on) = waiting(&tram, ordered);
+        let worker = worker.lease(10 * SECOND);
         worker.subscribe().await.unwrap();
         tram.emit(event("x").key("k")).await.unwrap();
         let (shutdown, running) = start(worker);
@@ -87,8 +64,76 @@ async fn leases_are_extended_while_a_handler_runs() {
         go_on.notify_one();
         shutdown.start();
         running.await.unwrap().unwrap();
-        assert_eq!(tram.stats(name).await.unwrap().counts, Counts::default());
+        assert_eq!(counts(&tram).await, Counts::default());
     }
+}
+
+/// Somebody shortens the leases of the subscription. A worker that went by the old length would not notice when they end.
+#[tokio::test]
+async fn leases_are_kept_when_the_policy_shortens_them_meanwhile() {
+    for ordered in [false, true] {
+        let bench = Bench::new().await;
+        let tram = bench.process();
+        let (worker, mut begun, go_on) = waiting(&tram, ordered);
+        let worker = worker.lease(30 * SECOND);
+        let (shutdown, running) = start(worker);
+        until("it looks", || async { bench.store.calls("claim") > 0 }).await;
+        let policy = Policy { lease: Some(2 * SECOND), ..tram.subscription("w").await.unwrap().policy };
+        tram.put_subscription("w", &["t"], policy, Start::Now).await.unwrap();
+        tram.emit(event("x").key("k")).await.unwrap();
+        begun.recv().await;
+        for _ in 0..5 {
+            let before = bench.store.calls("extend");
+            bench.clock.advance(11 * SECOND);
+            until("an extension", || async { bench.store.calls("extend") > before }).await;
+            let other = bench.process();
+            assert_eq!(other.worker("w").on_any(|| async {}).drain().await.unwrap(), 0, "ordered: {ordered}");
+        }
+        go_on.notify_one();
+        shutdown.start();
+        running.await.unwrap().unwrap();
+        assert_eq!(counts(&tram).await, Counts::default());
+    }
+}
+
+/// A claim prolongs the lease of its lane, and with it that of everything in hand of the lane.
+#[tokio::test]
+async fn a_claim_keeps_what_is_in_hand_of_its_lane() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    tram.put_topic("t", Some(1), None).await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let go_on = Arc::new(Notify::new());
+    let may_end = go_on.clone();
+    let worker = tram.worker("w").topics(["t"]).ordered_by_key().lease(10 * SECOND);
+    let worker = worker.concurrency(2).on_any(move |cx: Context| {
+        let (tell, go_on) = (tell.clone(), may_end.clone());
+        async move {
+            tell.send(cx.crashes()).unwrap();
+            tokio::select! {
+                () = go_on.notified() => {}
+                () = cx.cancelled() => tell.send(99).unwrap(),
+            }
+        }
+    });
+    worker.subscribe().await.unwrap();
+    tram.emit(event("1").key("a")).await.unwrap();
+    let (shutdown, running) = start(worker);
+    assert_eq!(told.recv().await, Some(0));
+    bench.store.fail_always("extend", Some(Kind::Unavailable));
+    bench.clock.advance(6 * SECOND);
+    tram.emit(event("2").key("b")).await.unwrap();
+    assert_eq!(told.recv().await, Some(0));
+    let before = bench.store.calls("extend");
+    bench.clock.advance(5 * SECOND);
+    until("the keeper tries", || async { bench.store.calls("extend") > before }).await;
+    bench.clock.advance(SECOND);
+    until("and has seen what is left", || async { bench.store.calls("extend") > before + 1 }).await;
+    go_on.notify_waiters();
+    until("both are done", || async { counts(&tram).await == Counts::default() }).await;
+    assert!(told.try_recv().is_err());
+    shutdown.start();
+    running.await.unwrap().unwrap();
 }
 
 /// The store has given the lane, and nobody here knows. A worker that asked again would hold it for ever.
@@ -163,7 +208,7 @@ async fn an_answer_that_was_lost_while_something_else_of_the_lane_runs_is_made_u
 async fn a_failure_that_was_never_settled_does_not_stop_its_key() {
     let bench = Bench::new().await;
     let tram = bench.process();
-    tram.put_topic("t", Some(1), None).await.unwrap(); // one lane, so one lease for all
+    tram.put_topic("t", TopicSettings::lanes(1)).await.unwrap(); // one lane, so one lease for all
     let failures = Arc::new(AtomicU32::new(0));
     let (count, go_on) = (failures.clone(), Arc::new(Notify::new()));
     let may_fail = go_on.clone();
@@ -248,7 +293,7 @@ async fn the_next_run_of_a_process_goes_on_where_a_dropped_one_was() {
 async fn a_failure_under_a_lost_lease_does_not_stop_what_comes_under_the_next_one() {
     let bench = Bench::new().await;
     let tram = bench.process();
-    tram.put_topic("t", Some(1), None).await.unwrap();
+    tram.put_topic("t", TopicSettings::lanes(1)).await.unwrap();
     let (tell, mut told) = mpsc::unbounded_channel();
     let (fail, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let worker = |tram: &Tramline| {
@@ -284,7 +329,7 @@ async fn a_failure_under_a_lost_lease_does_not_stop_what_comes_under_the_next_on
     claiming.begun().await;
     // The settler has the failure, and waits for the claim.
     fail.notify_one();
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    all_wait().await;
     let other = bench.process();
     let (other_shutdown, other_running) = start(worker(&other));
     assert_eq!(told.recv().await.unwrap(), "fails");
@@ -306,63 +351,6 @@ async fn a_failure_under_a_lost_lease_does_not_stop_what_comes_under_the_next_on
         counts(&tram).await == Counts::default()
     })
     .await;
-    shutdown.start();
-    running.await.unwrap().unwrap();
-}
-
-/// The worker thinks that an event will be tried again and sets the next one of its key aside; the store, whose policy has
-/// changed, calls the first one dead. The second one has to run, and before the third.
-#[tokio::test]
-async fn a_policy_that_changed_meanwhile_does_not_strand_the_next_event_of_a_key() {
-    let bench = Bench::new().await;
-    let tram = bench.process();
-    tram.put_topic("t", Some(1), None).await.unwrap();
-    let (tell, mut told) = mpsc::unbounded_channel();
-    let (fail, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (may_fail, may_end) = (fail.clone(), end.clone());
-    let worker = tram
-        .worker("w")
-        .topics(["t"])
-        .ordered_by_key()
-        .concurrency(4)
-        .lease(LONG)
-        .retry(Retry::constant(5, SECOND))
-        .on_any(move |cx: Context| {
-            let (tell, fail, end) = (tell.clone(), may_fail.clone(), may_end.clone());
-            async move {
-                match &*cx.event().payload {
-                    b"long" => end.notified().await,
-                    payload => tell.send(String::from_utf8(payload.to_vec()).unwrap()).unwrap(),
-                }
-                if *cx.event().payload == *b"fails" {
-                    fail.notified().await;
-                    return Err("no");
-                }
-                Ok(())
-            }
-        });
-    worker.subscribe().await.unwrap();
-    let events = [("fails", "b"), ("behind", "b"), ("long", "c")];
-    tram.emit(events.map(|(payload, key)| event(payload).key(key))).await.unwrap();
-    let (shutdown, running) = start(worker);
-    assert_eq!(told.recv().await.unwrap(), "fails");
-    let mut policy = tram.subscription("w").await.unwrap().policy;
-    policy.retry = Retry::constant(1, SECOND);
-    tram.put_subscription("w", &["t"], policy, tramline::Start::Now).await.unwrap();
-    fail.notify_one();
-    until("it is dead", || async {
-        bench.tick_until(LONG / 2);
-        counts(&tram).await.dead == 1
-    })
-    .await;
-    tram.emit(event("third").key("b")).await.unwrap();
-    until("both have run", || async {
-        bench.tick_until(LONG / 2);
-        told.len() == 2
-    })
-    .await;
-    assert_eq!([told.recv().await.unwrap(), told.recv().await.unwrap()], ["behind", "third"]);
-    end.notify_one();
     shutdown.start();
     running.await.unwrap().unwrap();
 }

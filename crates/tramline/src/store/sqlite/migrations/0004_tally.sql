@@ -8,6 +8,7 @@ CREATE TABLE tramline_tally (
     estimated    INTEGER NOT NULL,
     tells        INTEGER NOT NULL,
     user_key     TEXT,
+    topic        TEXT,
     parent_tally INTEGER,
     parent_item  INTEGER,
     next_part    INTEGER NOT NULL,

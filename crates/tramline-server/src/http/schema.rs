@@ -1,0 +1,153 @@
+//! What the description says of values that are more than their Rust types tell: names, patterns, starts, spans of time.
+
+use crate::http::emit::MAX_DELAY_MS;
+use std::borrow::Cow;
+use tramline::model::name::MAX_NAME;
+use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, SchemaType, Type};
+use utoipa::openapi::{KnownFormat, RefOr, Schema, SchemaFormat};
+use utoipa::{PartialSchema, ToSchema};
+
+/// The name of a topic or subscription.
+pub(crate) struct Name;
+
+impl PartialSchema for Name {
+    fn schema() -> RefOr<Schema> {
+        text("^[A-Za-z0-9._:-]+(/[A-Za-z0-9._:-]+)*$", MAX_NAME, "acme/orders")
+    }
+}
+
+impl ToSchema for Name {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("Name")
+    }
+}
+
+/// A name in which a segment may be `*`, and the last one `**`.
+pub(crate) struct Pattern;
+
+impl PartialSchema for Pattern {
+    fn schema() -> RefOr<Schema> {
+        let pattern = r"^(\*\*|(\*|[A-Za-z0-9._:-]+)(/(\*|[A-Za-z0-9._:-]+))*(/\*\*)?)$";
+        text(pattern, MAX_NAME, "acme/**")
+    }
+}
+
+impl ToSchema for Pattern {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("Pattern")
+    }
+}
+
+/// The name of a token.
+pub(crate) struct TokenName;
+
+impl PartialSchema for TokenName {
+    fn schema() -> RefOr<Schema> {
+        text("^[A-Za-z0-9._:@-]+$", 100, "shop")
+    }
+}
+
+impl ToSchema for TokenName {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("TokenName")
+    }
+}
+
+/// Where a subscription starts.
+pub(crate) struct Start;
+
+impl PartialSchema for Start {
+    fn schema() -> RefOr<Schema> {
+        let string = || ObjectBuilder::new().schema_type(SchemaType::Type(Type::String));
+        let word = string().enum_values(Some(["beginning", "now"]));
+        let time = string().format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime)));
+        OneOfBuilder::new().item(word).item(time).into()
+    }
+}
+
+impl ToSchema for Start {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("Start")
+    }
+}
+
+/// Milliseconds, up to a hundred years.
+pub(crate) struct Millis;
+
+impl PartialSchema for Millis {
+    fn schema() -> RefOr<Schema> {
+        millis(0)
+    }
+}
+
+impl ToSchema for Millis {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("Millis")
+    }
+}
+
+/// Milliseconds, and not none.
+pub(crate) struct TimeLimit;
+
+impl PartialSchema for TimeLimit {
+    fn schema() -> RefOr<Schema> {
+        millis(1)
+    }
+}
+
+impl ToSchema for TimeLimit {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("TimeLimit")
+    }
+}
+
+/// How many entries a list shall have: what is out of reason is brought within, so that every number goes.
+pub(crate) struct Limit;
+
+impl PartialSchema for Limit {
+    fn schema() -> RefOr<Schema> {
+        let integer = ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer));
+        integer.minimum(Some(0)).maximum(Some(u32::MAX)).into()
+    }
+}
+
+impl ToSchema for Limit {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("Limit")
+    }
+}
+
+/// Bytes as they are.
+pub(crate) struct Raw;
+
+impl PartialSchema for Raw {
+    fn schema() -> RefOr<Schema> {
+        let string = ObjectBuilder::new().schema_type(SchemaType::Type(Type::String));
+        string.format(Some(SchemaFormat::KnownFormat(KnownFormat::Binary))).into()
+    }
+}
+
+impl ToSchema for Raw {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("Raw")
+    }
+}
+
+fn millis(least: u64) -> RefOr<Schema> {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::Type(Type::Integer))
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
+        .minimum(Some(least))
+        .maximum(Some(MAX_DELAY_MS))
+        .into()
+}
+
+fn text(pattern: &str, most: usize, example: &str) -> RefOr<Schema> {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::Type(Type::String))
+        .min_length(Some(1))
+        .max_length(Some(most))
+        .pattern(Some(pattern))
+        .examples([example])
+        .into()
+}

@@ -1,0 +1,58 @@
+//! Topics, subscriptions and rules.
+
+use crate::model::id::SubscriptionId;
+use crate::model::rule::RuleKind;
+use crate::model::subscription::{Policy, Start, TopicSettings};
+use crate::model::time::Time;
+
+/// Creates a topic or changes what may change of it.
+#[derive(Clone, Debug)]
+pub struct PutTopic {
+    /// Its name.
+    pub name: String,
+    /// What is said of it.
+    pub settings: TopicSettings,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
+/// Creates a subscription or changes what may change of it.
+#[derive(Clone, Debug)]
+pub struct PutSubscription {
+    /// Its name.
+    pub name: String,
+    /// The complete set of its topics; unknown ones are created.
+    pub topics: Vec<String>,
+    /// How its events are handled.
+    pub policy: Policy,
+    /// Where it starts in topics that are new to it.
+    pub start: Start,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
+/// Sets or removes a rule.
+#[derive(Clone, Debug)]
+pub struct SetRule {
+    /// Whose.
+    pub subscription: SubscriptionId,
+    /// Which kind.
+    pub kind: RuleKind,
+    /// The rule in force from now on; `None` removes it.
+    pub until: Option<RuleEnd>,
+    /// Who.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
+/// When a rule ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleEnd {
+    /// Only when it is removed.
+    Open,
+    /// At this time.
+    At(Time),
+}

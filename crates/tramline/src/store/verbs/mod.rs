@@ -1,0 +1,19 @@
+//! What the verbs of a store take and give. Every verb takes one of these; `now` is only set by tests.
+
+mod catalog;
+mod claim;
+mod emit;
+mod look;
+mod mend;
+mod settle;
+mod sweep;
+mod token;
+
+pub use catalog::{PutSubscription, PutTopic, RuleEnd, SetRule};
+pub use claim::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
+pub use emit::{Emission, Emit};
+pub use look::{DeadEvent, Delivery, EventView, FindEvent, Head, LogPage, Page, ParkedKey, ReadLog, Stats};
+pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Which};
+pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
+pub use sweep::{Beat, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
+pub use token::PutToken;

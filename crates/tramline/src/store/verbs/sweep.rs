@@ -1,0 +1,98 @@
+//! Signs of life and housekeeping.
+
+use crate::model::id::{Incarnation, SubscriptionId};
+use crate::model::time::Time;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// A sign of life of a process.
+#[derive(Clone, Debug)]
+pub struct Beat {
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// Its name: a new incarnation of the same name ends the old one's leases at once.
+    pub name: String,
+    /// What it works on.
+    pub subscriptions: Vec<SubscriptionId>,
+    /// True for the last one: the process leaves and holds nothing.
+    pub leaving: bool,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
+/// A process that claims.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// Its name.
+    pub name: String,
+    /// What it works on.
+    pub subscriptions: Vec<SubscriptionId>,
+    /// When it was born.
+    pub born_at: Time,
+    /// Its last sign of life.
+    pub beat_at: Time,
+}
+
+/// For how long a worker that claims through a node is remembered after its last claim.
+pub const REMEMBERED: Duration = Duration::from_secs(300);
+
+/// Workers claimed through a node.
+#[derive(Clone, Debug)]
+pub struct SeeRemote {
+    /// Who, and how often since the last time.
+    pub workers: Vec<Seen>,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
+/// A worker claimed through a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its name.
+    pub name: String,
+    /// What it claimed from; passed over if it is gone.
+    pub subscription: SubscriptionId,
+    /// How often.
+    pub claims: u64,
+}
+
+/// A worker that claims through nodes, in one subscription.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteWorker {
+    /// Its name.
+    pub name: String,
+    /// What it claims from.
+    pub subscription: SubscriptionId,
+    /// When it was first seen.
+    pub born_at: Time,
+    /// When it was last seen.
+    pub seen_at: Time,
+    /// How often it claimed.
+    pub claims: u64,
+}
+
+/// Housekeeping, in bounded steps.
+#[derive(Clone, Debug)]
+pub struct Sweep {
+    /// Workers without a sign of life for this long are dead; `None`: judge nobody.
+    pub dead_after: Option<Duration>,
+    /// How many chunks (and expired entries of each kind) to remove at most.
+    pub limit: u32,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
+/// What a sweep did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Chunks past their retention that were removed.
+    pub chunks: u64,
+    /// Workers that were found dead.
+    pub workers: u64,
+    /// Subscriptions with work that became due, or that are being back-filled.
+    pub wake: Vec<SubscriptionId>,
+    /// True when a limit was reached and another sweep would find more.
+    pub more: bool,
+}

@@ -1,0 +1,126 @@
+//! The words in which the tests are written: a store in a schema of its own.
+
+use sqlx::postgres::PgPool;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::ops::Deref;
+use std::sync::Arc;
+use tramline::model::id::{EventId, Incarnation, SubscriptionId};
+use tramline::model::lane::{Known, Share};
+use tramline::model::outcome::Outcome;
+use tramline::model::subscription::{Ordering, Policy, Start, Subscription};
+use tramline::store::Store;
+use tramline::store::postgres::PostgresStore;
+use tramline::store::verbs::{
+    Claim, Claimed, ClaimedSlice, Emission, Emit, PutSubscription, ReadLog, Settle, SettleSlice, Settled,
+    Suspects,
+};
+use tramline::{Event, Result};
+
+pub(crate) fn environment(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run ./test"))
+}
+
+pub(crate) fn server() -> String {
+    environment("TRAMLINE_TEST_POSTGRES")
+}
+
+/// A store in a schema of its own, which is gone after [`Private::close`].
+pub(crate) struct Private {
+    pub(crate) store: Arc<PostgresStore>,
+    pub(crate) schema: String,
+}
+
+impl Deref for Private {
+    type Target = PostgresStore;
+
+    fn deref(&self) -> &PostgresStore {
+        &self.store
+    }
+}
+
+impl Private {
+    pub(crate) async fn open() -> Private {
+        Private::open_at(&server(), "").await
+    }
+
+    pub(crate) async fn open_at(server: &str, more: &str) -> Private {
+        let schema = format!("only_{:x}", Incarnation::random().0);
+        let store = open(&format!("{server}?schema={schema}{more}")).await.unwrap();
+        Private { store: Arc::new(store), schema }
+    }
+
+    /// SQL of this test's own, with `$s` for its schema.
+    pub(crate) async fn rows(&self, sql: &str) -> Vec<sqlx::postgres::PgRow> {
+        let mut connection = PgConnection::connect(&server()).await.unwrap();
+        let sql = AssertSqlSafe(sql.replace("$s", &self.schema));
+        sqlx::raw_sql(sql).fetch_all(&mut connection).await.unwrap()
+    }
+
+    pub(crate) async fn pool(&self) -> PgPool {
+        PgPool::connect(&server()).await.unwrap()
+    }
+
+    pub(crate) async fn subscribe(&self, name: &str, ordering: Ordering) -> Subscription {
+        let policy = Policy { ordering, ..Policy::default() };
+        let topics = vec!["t".to_owned()];
+        let put = PutSubscription { name: name.into(), topics, policy, start: Start::Beginning, now: None };
+        self.store.put_subscription(put).await.unwrap()
+    }
+
+    pub(crate) async fn emit(&self, event: Event) -> Result<Emission> {
+        let mut answers = self.store.emit(Emit { units: vec![vec![event]], now: None }).await?;
+        answers.pop().unwrap()
+    }
+
+    pub(crate) async fn claim(&self, id: SubscriptionId, max_events: u32) -> Claimed {
+        self.store.claim(claim(id, max_events)).await.unwrap()
+    }
+
+    pub(crate) async fn settle_done(&self, id: SubscriptionId, claimed: &Claimed) -> Settled {
+        self.store.settle(done(id, claimed)).await.unwrap()
+    }
+
+    pub(crate) async fn close(self) {
+        self.store.close().await;
+        self.rows("DROP SCHEMA $s CASCADE").await;
+    }
+}
+
+pub(crate) async fn open(url: &str) -> Result<PostgresStore> {
+    PostgresStore::open(url.parse()?).await
+}
+
+pub(crate) fn claim(subscription: SubscriptionId, max_events: u32) -> Claim {
+    Claim {
+        subscription,
+        owner: Incarnation::random(),
+        max_events,
+        max_bytes: 1 << 24,
+        lease: None,
+        suspects: Suspects::TakeOne,
+        share: Share::ALL,
+        known: Known::All,
+        single: false,
+        now: None,
+    }
+}
+
+pub(crate) fn done(subscription: SubscriptionId, claimed: &Claimed) -> Settle {
+    let result = |slice: &ClaimedSlice| SettleSlice {
+        lease: slice.lease,
+        outcomes: slice.events.iter().map(|event| (event.event.id.index(), Outcome::Done)).collect(),
+    };
+    Settle { subscription, results: claimed.slices.iter().map(result).collect(), now: None }
+}
+
+pub(crate) fn ids(claimed: &Claimed) -> Vec<EventId> {
+    claimed.slices.iter().flat_map(|slice| slice.events.iter().map(|event| event.event.id)).collect()
+}
+
+pub(crate) fn event(key: &str) -> Event {
+    Event::new("t", "x").key(key)
+}
+
+pub(crate) fn read_log(after: EventId) -> ReadLog {
+    ReadLog { topic: "t".into(), after, limit: 100 }
+}

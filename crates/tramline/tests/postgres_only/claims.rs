@@ -1,0 +1,61 @@
+//! What a claim reads.
+
+use crate::bed::{Private, server};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+use std::time::Duration;
+use tramline::model::rule::RuleKind;
+use tramline::model::subscription::Ordering;
+use tramline::store::Store;
+use tramline::store::verbs::{RuleEnd, SetRule, Sweep};
+
+/// A busy queue has far more that is not due than what is, and must not read it.
+#[tokio::test]
+async fn a_claim_reads_only_what_is_due() {
+    let store = Private::open().await;
+    store.rows("INSERT INTO $s.tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes) \
+                SELECT n, n % 3, n % 2, 0, n % 10, 1000000 + n, 1, 1000000 + n, 100 FROM generate_series(1, 60000) n; \
+                INSERT INTO $s.tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes) \
+                SELECT 100000 + n, 1, 0, 0, 5, n, 1, n, 100 FROM generate_series(1, 50) n; ANALYZE $s.tramline_slice").await;
+    let mut connection = PgConnection::connect(&server()).await.unwrap();
+    let prepare = format!(
+        "SET plan_cache_mode = force_generic_plan; PREPARE due (bigint, smallint, bigint, bigint) AS {}",
+        store.claim_sql()
+    );
+    sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut connection).await.unwrap();
+    let explain =
+        sqlx::raw_sql("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) EXECUTE due (1, 0::smallint, 5000, 32)");
+    let rows = explain.fetch_all(&mut connection).await.unwrap();
+    let plan: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    let plan = plan.join("\n");
+    assert!(plan.contains("Index Scan using tramline_slice_claim"), "{plan}");
+    assert!(
+        !plan.contains("Seq Scan") && !plan.contains("Rows Removed by Filter") && !plan.contains("Sort"),
+        "{plan}"
+    );
+    store.close().await;
+}
+
+/// While there is a rule a claim has to look at it, step by step.
+#[tokio::test]
+async fn a_rule_that_has_ended_is_swept_away() {
+    let store = Private::open().await;
+    let subscription = store.subscribe("queue", Ordering::None).await.id;
+    let (now, minute) = (store.now().await.unwrap(), Duration::from_secs(60));
+    let set = |kind, until| SetRule {
+        subscription,
+        kind,
+        until: Some(until),
+        by: "olga".into(),
+        reason: "because".into(),
+        now: Some(now),
+    };
+    store.set_rule(set(RuleKind::Pause, RuleEnd::At(now.after(minute)))).await.unwrap();
+    store.set_rule(set(RuleKind::Block, RuleEnd::Open)).await.unwrap();
+    let rules = async || store.rows("SELECT kind FROM $s.tramline_rule").await.len();
+    let sweep = |now| Sweep { dead_after: None, limit: 1, now: Some(now) };
+    store.sweep(sweep(now)).await.unwrap();
+    assert_eq!(rules().await, 2);
+    store.sweep(sweep(now.after(minute))).await.unwrap();
+    assert_eq!(rules().await, 1);
+    store.close().await;
+}

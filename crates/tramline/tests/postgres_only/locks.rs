@@ -1,0 +1,153 @@
+//! Transactions of others that hold locks, and many nodes at once.
+
+use crate::bed::{Private, done, event, ids, open, read_log, server};
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+use tramline::error::Kind;
+use tramline::model::id::EventId;
+use tramline::model::lease::Lease;
+use tramline::model::subscription::Ordering;
+use tramline::store::Store;
+use tramline::store::verbs::{Claimed, Emission, Emit, Extend, Extended, LogPage};
+use tramline::{Event, Result};
+
+/// Trap 5: somebody's open transaction has locked a key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_key_holds_up_nobody_else() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    store.emit(event("stuck")).await.unwrap();
+    let first = store.emit_in(&mut tx, [event("stuck")]).await.unwrap();
+    let group = tokio::spawn({
+        let store = store.store.clone();
+        let unit = |key: &str| vec![event(key)];
+        let units = vec![unit("a"), unit("stuck"), vec![Event::new("t", "x")], unit("b"), unit("stuck")];
+        async move { store.emit(Emit { units, now: None }).await.unwrap() }
+    });
+    let start = Instant::now();
+    let mut free = HashSet::new();
+    // One was there before; a, b and the one without a key follow while "stuck" still waits.
+    while free.len() < 4 {
+        free.extend(ids(&store.claim(queue.id, 9).await));
+        assert!(start.elapsed() < Duration::from_secs(4), "the others were held up");
+    }
+    store.emit(event("elsewhere")).await.unwrap();
+    assert!(start.elapsed() < Duration::from_secs(4), "emits of other callers were held up");
+    assert!(!group.is_finished());
+    tx.commit().await.unwrap();
+    let answers = group.await.unwrap();
+    let stuck: Vec<&Emission> = [1, 4].map(|at: usize| answers[at].as_ref().unwrap()).into();
+    assert_eq!(stuck[0].events[0].prev, Some(first.events[0].id));
+    assert_eq!(stuck[1].events[0].prev, Some(stuck[0].events[0].id));
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emit_gives_up_when_its_key_stays_locked() {
+    let store = Private::open().await;
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    store.emit_in(&mut tx, [event("new")]).await.unwrap();
+    let units = vec![vec![event("new")], vec![event("free")]];
+    let answers = store.store.emit(Emit { units, now: None }).await.unwrap();
+    let error = answers[0].as_ref().unwrap_err();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(!error.remedy().is_empty());
+    assert!(answers[1].is_ok());
+    tx.commit().await.unwrap();
+    assert!(store.emit(event("new")).await.unwrap().events[0].prev.is_some());
+    store.close().await;
+}
+
+/// Trap 10: a handler settles in its own transaction and takes its time.
+#[tokio::test]
+async fn extending_does_not_wait_for_a_transaction_that_holds_one_of_the_leases() {
+    for ordering in [Ordering::None, Ordering::Key] {
+        let store = Private::open().await;
+        let queue = store.subscribe("q", ordering).await;
+        for key in ["a", "b", "c"] {
+            store.emit(event(key)).await.unwrap();
+        }
+        let claimed = store.claim(queue.id, 9).await;
+        let leases: Vec<Lease> = claimed.slices.iter().map(|slice| slice.lease).collect();
+        assert_eq!(leases.len(), 3, "three keys in three lanes");
+        let pool = store.pool().await;
+        let mut tx = pool.begin().await.unwrap();
+        let one = Claimed { slices: vec![claimed.slices[1].clone()], ..Claimed::default() };
+        store.settle_in(&mut tx, done(queue.id, &one)).await.unwrap();
+        let extend = || Extend { subscription: queue.id, leases: leases.clone(), lease: None, now: None };
+        let answers = store.extend(extend()).await.unwrap();
+        assert!(
+            matches!(answers[..], [Extended::Until(_), Extended::Locked, Extended::Until(_)]),
+            "{answers:?}"
+        );
+        tx.commit().await.unwrap();
+        let answers = store.extend(extend()).await.unwrap();
+        assert!(
+            matches!(answers[..], [Extended::Until(_), Extended::Lost, Extended::Until(_)]),
+            "{answers:?}"
+        );
+        store.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_nodes_that_emit_to_the_same_keys_make_one_chain_of_each() {
+    let store = Private::open().await;
+    let url = format!("{}?schema={}", server(), store.schema);
+    let nodes: Vec<_> = (0..4)
+        .map(|node| {
+            let url = url.clone();
+            tokio::spawn(async move {
+                let store = open(&url).await.unwrap();
+                for n in 0..30 {
+                    let units =
+                        (0..4).map(|k| vec![event(&format!("k{}", (k * 7 + n + node) % 5)); 2]).collect();
+                    let answers = store.emit(Emit { units, now: None }).await.unwrap();
+                    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+                }
+                store.close().await;
+            })
+        })
+        .collect();
+    for node in nodes {
+        node.await.unwrap();
+    }
+    let mut last: BTreeMap<String, EventId> = BTreeMap::new();
+    let mut page = LogPage { events: Vec::new(), next: EventId(0) };
+    let mut count = 0;
+    loop {
+        page = store.read_log(read_log(page.next)).await.unwrap();
+        if page.events.is_empty() {
+            break;
+        }
+        for event in &page.events {
+            let key = event.key.as_deref().unwrap().to_owned();
+            assert_eq!(event.prev, last.insert(key, event.id));
+            count += 1;
+        }
+    }
+    assert_eq!(count, 4 * 30 * 4 * 2);
+    store.close().await;
+}
+
+/// A node may know a topic that another one has deleted: the event must not be lost in a plan that has no place for it.
+#[tokio::test]
+async fn an_emit_to_a_topic_that_another_node_deleted_creates_it_again() {
+    let store = Private::open().await;
+    let twin = open(&format!("{}?schema={}", server(), store.schema)).await.unwrap();
+    for event in [Event::new("t", "x"), Event::new("t", "x").idempotency_key("once")] {
+        store.emit(event.clone()).await.unwrap();
+        twin.delete_topic("t").await.unwrap();
+        assert_eq!(store.emit(event.clone()).await.unwrap().events.len(), 1);
+        twin.delete_topic("t").await.unwrap();
+        let mut tx = store.store.pool().begin().await.unwrap();
+        assert_eq!(store.emit_in(&mut tx, [event]).await.unwrap().events.len(), 1);
+        tx.commit().await.unwrap();
+    }
+    assert_eq!(twin.read_log(read_log(EventId(0))).await.unwrap().events.len(), 1);
+    twin.close().await;
+    store.close().await;
+}

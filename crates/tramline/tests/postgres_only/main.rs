@@ -1,0 +1,10 @@
+//! What is special about PostgreSQL. What every store has to do is in the conformance suite.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bed;
+mod claims;
+mod locks;
+mod opening;
+mod plain_sql;
+mod tallies;
+mod transactions;

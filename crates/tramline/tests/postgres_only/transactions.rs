@@ -1,0 +1,124 @@
+//! Emit and settle in the caller's own transaction.
+
+use crate::bed::{Private, done, event, ids, read_log};
+use tramline::error::Kind;
+use tramline::model::id::EventId;
+use tramline::model::subscription::{Ordering, Policy, Start};
+use tramline::store::Store;
+use tramline::store::verbs::PutSubscription;
+
+#[tokio::test]
+async fn an_emit_in_the_callers_transaction_shares_its_fate() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    store.emit_in(&mut tx, [event("k")]).await.unwrap();
+    assert!(ids(&store.claim(queue.id, 9).await).is_empty(), "not committed yet");
+    tx.rollback().await.unwrap();
+    assert!(ids(&store.claim(queue.id, 9).await).is_empty());
+    assert_eq!(store.head("t", "k").await.unwrap(), None);
+
+    let mut tx = pool.begin().await.unwrap();
+    let first = store.emit_in(&mut tx, [event("k"), event("k")]).await.unwrap();
+    let second = store.emit_in(&mut tx, [event("k").idempotency_key("once")]).await.unwrap();
+    let repeated = store.emit_in(&mut tx, [event("k").idempotency_key("once")]).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(first.events[1].prev, Some(first.events[0].id));
+    assert_eq!(second.events[0].prev, Some(first.events[1].id));
+    assert_eq!(first.wake, [queue.id]);
+    assert!(repeated.repeated);
+    assert_eq!(repeated.events, second.events);
+    assert_eq!(ids(&store.claim(queue.id, 9).await).len(), 3);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_settle_in_the_callers_transaction_shares_its_fate() {
+    for ordering in [Ordering::None, Ordering::Key] {
+        let store = Private::open().await;
+        let queue = store.subscribe("q", ordering).await;
+        store.emit(event("k")).await.unwrap();
+        let claimed = store.claim(queue.id, 9).await;
+        let pool = store.pool().await;
+        let mut tx = pool.begin().await.unwrap();
+        let settled = store.settle_in(&mut tx, done(queue.id, &claimed)).await.unwrap();
+        assert_eq!(settled.accepted, [[true]]);
+        tx.rollback().await.unwrap();
+        assert_eq!(store.stats(queue.id, None).await.unwrap().counts.leased, 1);
+        let mut tx = pool.begin().await.unwrap();
+        store.settle_in(&mut tx, done(queue.id, &claimed)).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(store.stats(queue.id, None).await.unwrap().counts.pending(), 0);
+        store.close().await;
+    }
+}
+
+/// A transaction with an old snapshot does not see a subscription that was added since. An emit in it would miss that
+/// subscription, so it has to fail.
+#[tokio::test]
+async fn an_emit_that_looks_at_an_old_snapshot_fails_rather_than_miss_a_subscription() {
+    let store = Private::open().await;
+    store.subscribe("q", Ordering::None).await;
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    store.subscribe("late", Ordering::None).await;
+    let error = store.emit_in(&mut tx, [event("k")]).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    tx.rollback().await.unwrap();
+    store.close().await;
+}
+
+/// New emits queue behind a change of subscriptions that waits for an open transaction, so the change must not wait long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_subscription_misses_nothing_that_an_open_transaction_emits() {
+    let store = Private::open().await;
+    store.subscribe("q", Ordering::None).await;
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    let open = store.emit_in(&mut tx, [event("k")]).await.unwrap().events[0].id;
+    let late = tokio::spawn({
+        let store = store.store.clone();
+        let (policy, topics) = (Policy::default(), vec!["t".to_owned()]);
+        let put = PutSubscription { name: "late".into(), topics, policy, start: Start::Beginning, now: None };
+        async move { store.put_subscription(put).await.unwrap() }
+    });
+    let during = store.emit(event("other")).await.unwrap().events[0].id;
+    tx.commit().await.unwrap();
+    let late = late.await.unwrap();
+    while store.backfill(late.id).await.unwrap() {}
+    let mut seen = ids(&store.claim(late.id, 9).await);
+    seen.sort();
+    assert_eq!(seen, [open, during]);
+    store.close().await;
+}
+
+/// Trap 7: numbers are drawn before they are committed.
+#[tokio::test]
+async fn the_log_stops_before_a_transaction_that_is_still_open() {
+    let store = Private::open().await;
+    let before = store.emit(event("a")).await.unwrap().events[0].id;
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    let open = store.emit_in(&mut tx, [event("b")]).await.unwrap().events[0].id;
+    let after = store.emit(event("c")).await.unwrap().events[0].id;
+    assert!(before < open && open < after);
+    let end = store.log_end("t").await.unwrap_err();
+    assert_eq!(end.kind(), Kind::Unavailable, "whoever began behind it would miss it: {end}");
+    let page = store.read_log(read_log(EventId(0))).await.unwrap();
+    assert!(page.next < open, "{} would never be read", open);
+    assert!(page.events.iter().all(|event| event.id < open));
+    // Somebody else's open transaction has nothing to do with it.
+    let mut other = pool.begin().await.unwrap();
+    sqlx::raw_sql("SELECT pg_current_xact_id()").execute(&mut *other).await.unwrap();
+    tx.commit().await.unwrap();
+    let rest = store.read_log(read_log(page.next)).await.unwrap();
+    let seen: Vec<EventId> = page.events.iter().chain(&rest.events).map(|event| event.id).collect();
+    assert_eq!(seen, [before, open, after]);
+    assert!(rest.next >= after);
+    store.close().await;
+}

@@ -1,0 +1,13 @@
+//! Workers: what runs, what happens to failures, and how a run ends.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bed;
+mod handlers;
+mod leases;
+mod life;
+mod order;
+mod policy;
+mod shutdown;
+#[path = "../support/mod.rs"]
+mod support;
+mod transactions;
