@@ -2,7 +2,7 @@
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::future::pending;
-use tramline::{Context, Event, EventId, NewTally, Outcome, Result, Tramline};
+use tramline::{Context, Event, EventId, NewTally, Outcome, Result, TopicSettings, Tramline};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -21,7 +21,7 @@ async fn main() -> Result<()> {
         });
     renderer.subscribe().await?;
 
-    tram.put_topic("reports", None, None).await?;
+    tram.put_topic("reports", TopicSettings::default()).await?;
 
     // The event on completion is emitted exactly once, whoever ends the last item.
     let done = Event::new("reports", "report 7").kind("report.done");
