@@ -317,7 +317,7 @@ async fn sweeps_expire_and_remove_tallies_by_the_settings_of_the_process() {
     let old = tallies.open(NewTally::new()).await.unwrap().id;
     tallies.add(old, 9).await.unwrap();
     bench.clock.advance(hour);
-    let reaped = tallies.reap(true, now.after(Duration::from_secs(1))).await.unwrap();
+    let reaped = tallies.reap(true, now.after(Duration::from_secs(1)), None).await.unwrap();
     assert_eq!((reaped.tallies, reaped.items), (1, 9));
 }
 

@@ -32,6 +32,7 @@ conformance![
     a_growing_tally_grows_from_inside_an_unfinished_item,
     a_tally_expires_and_never_completes,
     idle_tallies_are_removed_open_and_sealed_apart,
+    idle_tallies_of_one_topic_are_removed_and_the_others_counted,
     activity_postpones_removal,
     a_removal_with_many_parts_is_done_in_steps,
     a_tally_that_lost_count_is_put_right,
@@ -460,7 +461,7 @@ async fn idle_tallies_are_removed_open_and_sealed_apart(bed: Bed) {
     bed.pass(seconds(10));
     let reap = async |open, ago| {
         let idle_since = bed.time().before(seconds(ago));
-        let reap = ReapTallies { open, idle_since, limit: 10, now: bed.now() };
+        let reap = ReapTallies { open, idle_since, topic: None, limit: 10, now: bed.now() };
         let reaped = bed.store.reap_tallies(reap).await.unwrap();
         (reaped.tallies, reaped.items)
     };
@@ -470,6 +471,25 @@ async fn idle_tallies_are_removed_open_and_sealed_apart(bed: Bed) {
     assert!(bed.store.tally(NameTally { tally: open, now: None }).await.unwrap().is_none());
     assert_eq!(reap(false, 10).await, (0, 0));
     assert_eq!(reap(false, 0).await, (1, 3));
+}
+
+async fn idle_tallies_of_one_topic_are_removed_and_the_others_counted(bed: Bed) {
+    let own = bed.open(NewTally::new().topic("imports")).await;
+    let other = bed.open(NewTally::new().topic("exports")).await;
+    let free = bed.open(NewTally::new()).await;
+    assert_eq!(bed.tally(own).await.topic.as_deref(), Some("imports"));
+    assert_eq!(bed.tally(free).await.topic, None);
+    bed.seal(other).await;
+    let counts = bed.store.tally_counts().await.unwrap();
+    assert_eq!((counts.open, counts.sealed, counts.complete), (2, 0, 1));
+    bed.pass(seconds(10));
+    for (open, removed) in [(true, 1), (false, 0)] {
+        let topic = Some("imports".to_owned());
+        let reap = ReapTallies { open, idle_since: bed.time(), topic, limit: 10, now: bed.now() };
+        assert_eq!(bed.store.reap_tallies(reap).await.unwrap().tallies, removed);
+    }
+    let counts = bed.store.tally_counts().await.unwrap();
+    assert_eq!((counts.open, counts.complete), (1, 1));
 }
 
 async fn activity_postpones_removal(bed: Bed) {

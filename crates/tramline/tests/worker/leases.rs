@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
-use tramline::{Context, Counts, Kind, Policy, Retry, Start, Tramline};
+use tramline::{Context, Counts, Kind, Policy, Retry, Start, TopicSettings, Tramline};
 
 const TICK: Duration = Duration::from_millis(100);
 
@@ -101,7 +101,7 @@ async fn leases_are_kept_when_the_policy_shortens_them_meanwhile() {
 async fn a_claim_keeps_what_is_in_hand_of_its_lane() {
     let bench = Bench::new().await;
     let tram = bench.process();
-    tram.put_topic("t", Some(1), None).await.unwrap();
+    tram.put_topic("t", TopicSettings::lanes(1)).await.unwrap();
     let (tell, mut told) = mpsc::unbounded_channel();
     let go_on = Arc::new(Notify::new());
     let may_end = go_on.clone();

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
-use tramline::{Context, Counts, Event, OnExhausted, Policy, Result, Retry, Shutdown, Start, Tramline};
+use tramline::{
+    Context, Counts, Event, OnExhausted, Policy, Result, Retry, Shutdown, Start, TopicSettings, Tramline,
+};
 
 /// A worker `w` whose handlers wait at gates.
 struct Stage {
@@ -24,7 +26,7 @@ impl Stage {
     async fn new(retry: Retry) -> Stage {
         let bench = Bench::new().await;
         let tram = bench.process();
-        tram.put_topic("t", Some(1), None).await.unwrap();
+        tram.put_topic("t", TopicSettings::lanes(1)).await.unwrap();
         let gates: Arc<Mutex<HashMap<String, Arc<Semaphore>>>> = Arc::default();
         let (tell, told) = mpsc::unbounded_channel();
         let doors = gates.clone();
