@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
-use tramline::{NewTally, TallyId, Tramline};
+use tramline::{Event, NewTally, TallyId, Tramline};
 
 /// Callers that add or ack at the same time, each waiting for its answer.
 const CALLERS: usize = 16;
@@ -16,6 +16,9 @@ const ADD: u64 = 10_000;
 const ACK: u64 = 100;
 /// How many items the row loop has.
 const ROWS: usize = 1_000_000;
+/// How many events are drained, with and without a tally, and how many are emitted at a time.
+const EVENTS: usize = 200_000;
+const UNIT: usize = 1_000;
 /// How often a tally is looked at.
 const LOOKS: usize = 21;
 
@@ -35,6 +38,7 @@ pub(super) async fn measure(target: &Target, size: Size, samples: &mut Samples) 
     samples.add("tally_bytes_per_item", (target.bytes().await? - before) as f64 / items as f64);
     touch_everything(target, &tram, items, samples).await?;
     add_in_chunks(&tram, items, samples).await?;
+    drain(&tram, samples).await?;
     tram.close().await;
     let rows = tally_row::run(target, ROWS, CALLERS).await?;
     samples.add("tally_row_add_items", rows.add);
@@ -115,6 +119,28 @@ async fn touch_everything(
     .await?;
     samples.add("tally_worst_get_ms", look(tram, tally).await?);
     samples.add("tally_worst_bytes_per_item", (target.bytes().await? - before) as f64 / items as f64);
+    Ok(())
+}
+
+/// `tally_drain`: events that are items, until their tally is complete; `tally_drain_without`: the same events, one of which is one.
+async fn drain(tram: &Tramline, samples: &mut Samples) -> Result<(), BoxError> {
+    for (metric, every) in [("tally_drain_without", EVENTS), ("tally_drain", 1)] {
+        let worker = tram.worker(metric).topics([metric]).concurrency(64).on_any(|| std::future::ready(()));
+        worker.subscribe().await?;
+        let tally = tram.tallies().open(NewTally::new()).await?.id;
+        for first in (0..EVENTS).step_by(UNIT) {
+            let event = |n: usize| {
+                let event = Event::new(metric, vec![b'x'; super::PAYLOAD]);
+                // The last one, where there is one only: then both end with the last event.
+                if (n + 1).is_multiple_of(every) { event.tally(tally) } else { event }
+            };
+            tram.emit((first..first + UNIT).map(event).collect::<Vec<_>>()).await?;
+        }
+        tram.tallies().seal(tally, Some((EVENTS / every) as u64)).await?;
+        let start = Instant::now();
+        worker.run_until(tram.tallies().wait(tally, std::future::pending())).await?;
+        samples.add(metric, rate(EVENTS, start.elapsed()));
+    }
     Ok(())
 }
 

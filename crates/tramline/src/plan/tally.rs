@@ -209,6 +209,9 @@ impl TallyRow {
                 "add items, and ack them by their numbers",
             ));
         }
+        if by.unsigned_abs() > MAX_ITEMS {
+            return Err(Error::invalid(format!("{by} is too much to count at once"), "count at most 2^40"));
+        }
         if by > 0 && self.state != TallyState::Open {
             return Err(self.takes_no_more());
         }

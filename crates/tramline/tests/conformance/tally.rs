@@ -404,6 +404,7 @@ async fn estimated_and_exact_tallies_are_not_mixed_up(bed: Bed) {
     bed.add(exact, 1).await;
     assert_eq!(bed.try_add(estimated, 1).await.unwrap_err().kind(), Kind::Invalid);
     assert_eq!(count(&bed, exact, 1).await.unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(count(&bed, estimated, i64::MIN).await.unwrap_err().kind(), Kind::Invalid);
     assert_eq!(count(&bed, TallyId(999), 1).await.unwrap_err().kind(), Kind::NotFound);
     assert_eq!(bed.ack_all(vec![done(estimated, &[(0, 0)])]).await.results, [[unknown(1)]]);
     let counts = vec![(exact, -1), (estimated, 2), (estimated, -1)];

@@ -120,6 +120,12 @@ pub(super) fn one_chunk(conn: &Connection, id: ChunkId) -> Result<Option<ChunkRo
     Ok(conn.prepare_cached(&sql)?.query_row([id.0], chunk).optional()?)
 }
 
+/// A chunk without its body, which may be large.
+pub(super) fn one_meta(conn: &Connection, id: ChunkId) -> Result<Option<ChunkRow>> {
+    let sql = "SELECT chunk, topic, emitted_at, meta, NULL, NULL, x'' FROM tramline_chunk WHERE chunk = ?";
+    Ok(conn.prepare_cached(sql)?.query_row([id.0], chunk).optional()?)
+}
+
 /// A JSON array of numbers; what is absent is empty.
 fn numbers(text: Option<&str>) -> Vec<i64> {
     text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()

@@ -107,18 +107,29 @@ pub(in crate::store::postgres) async fn reap(
         }
     }
     remove(session, &idle).await?;
-    let sql = "UPDATE tramline_tally t SET idle_since = u.active_at FROM unnest($1::bigint[], $2::bigint[]) \
-               AS u(id, active_at) WHERE t.id = u.id";
-    let (ids, times): (Vec<i64>, Vec<i64>) = active.iter().map(|(id, time)| (id.0, time.0)).unzip();
-    let query = session.query(sql).bind(ids).bind(times);
-    session.run(query).await?;
+    raise_idle(session, &active).await?;
     let more = clear_removed(session).await? || looked >= reap.limit as usize;
     let items = idle.iter().map(|row| row.total).sum();
     Ok(ReapedTallies { tallies: idle.len() as u64, items, more })
 }
 
+/// Those that are not idle are not looked at again soon.
+async fn raise_idle(session: &mut Session<'_>, active: &[(TallyId, Time)]) -> Result<()> {
+    if active.is_empty() {
+        return Ok(());
+    }
+    let sql = "UPDATE tramline_tally t SET idle_since = u.active_at FROM unnest($1::bigint[], $2::bigint[]) \
+               AS u(id, active_at) WHERE t.id = u.id";
+    let (ids, times): (Vec<i64>, Vec<i64>) = active.iter().map(|(id, time)| (id.0, time.0)).unzip();
+    let query = session.query(sql).bind(ids).bind(times);
+    session.run(query).await.map(|_| ())
+}
+
 /// When a part that is under way was touched last, for each tally.
 async fn last_active(session: &mut Session<'_>, found: &[TallyRow]) -> Result<Vec<Time>> {
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
     let sql = "SELECT coalesce(p.active_at, 0) FROM unnest($1::bigint[]) WITH ORDINALITY AS u(id, place) \
                CROSS JOIN LATERAL (SELECT max(p.active_at) AS active_at FROM tramline_tally_part p \
                    WHERE p.tally = u.id AND p.is_open) p ORDER BY u.place";
@@ -128,6 +139,9 @@ async fn last_active(session: &mut Session<'_>, found: &[TallyRow]) -> Result<Ve
 
 /// Tallies do not exist any more, but for what is left to clear and to tell.
 pub(super) async fn remove(session: &mut Session<'_>, found: &[&TallyRow]) -> Result<()> {
+    if found.is_empty() {
+        return Ok(());
+    }
     let mut outbox = Vec::new();
     found.iter().for_each(|row| row.remove(&mut outbox));
     rows::put_out(session, &outbox).await?;

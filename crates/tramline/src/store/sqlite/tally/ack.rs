@@ -3,10 +3,10 @@
 use super::rows;
 use crate::error::Result;
 use crate::model::id::TallyId;
+use crate::model::tally::Ack;
 use crate::model::tally::part::{Part, PartId};
-use crate::model::tally::{Ack, TallyItem};
 use crate::plan::tally::{Acks, gather};
-use crate::store::sqlite::rows::one_chunk;
+use crate::store::sqlite::rows::one_meta;
 use crate::store::sqlite::session::{Ended, Session};
 use crate::store::verbs_tally::{AckItems, AckedItems, CompletedTally};
 use std::collections::{BTreeMap, HashMap};
@@ -18,10 +18,11 @@ pub(in crate::store::sqlite) fn ack(session: &Session<'_>, ack: &AckItems) -> Re
 /// Events that are items of tallies have ended: so have the items.
 pub(in crate::store::sqlite) fn events_ended(session: &Session<'_>, ended: &[Ended]) -> Result<Vec<TallyId>> {
     let mut items = Vec::new();
-    for Ended { subscription, chunk, mask, ending } in ended {
-        let Some(row) = one_chunk(session.conn, *chunk)? else { continue };
-        let of_chunk: Vec<TallyItem> = row.items(*subscription, *mask)?;
-        items.extend(of_chunk.into_iter().map(|item| (item, *ending)));
+    for of_chunk in ended.chunk_by(|a, b| a.chunk == b.chunk) {
+        let Some(row) = one_meta(session.conn, of_chunk[0].chunk)? else { continue };
+        for Ended { subscription, mask, ending, .. } in of_chunk {
+            items.extend(row.items(*subscription, *mask)?.into_iter().map(|item| (item, *ending)));
+        }
     }
     Ok(end(session, &gather(items), true, 0)?.news)
 }
