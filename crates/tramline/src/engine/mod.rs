@@ -7,7 +7,7 @@
 //!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
 //! - [`remote`]: claims and settlements for workers in other processes
 //! - `presence`, `sweep`, `gate`, `journal`: signs of life, housekeeping, suspects, at-most-once
-//! - [`tally`], with `ack` (group commit) and `courier` (takes their news to whom they concern): fan-out tracking
+//! - [`tally`], [`names`], with `ack` (group commit) and `courier` (takes their news to whom they concern): fan-out tracking
 //! - [`clock`], `backoff`: time, and patience with the store
 
 mod ack;
@@ -29,6 +29,7 @@ pub mod hooks;
 mod journal;
 mod keeper;
 mod ledger;
+pub mod names;
 pub mod options;
 pub mod plugin;
 mod presence;

@@ -20,8 +20,7 @@ use crate::engine::clock::Clock;
 use crate::engine::courier::Courier;
 use crate::error::{Error, Kind, Result};
 use crate::model::id::{Incarnation, TallyId};
-use crate::model::tally::group::{ACK_CHUNK, ADD_CHUNK, Group, parse_item};
-use crate::model::tally::{Ack, AckCount, Added, Ending, Items, MAX_ITEMS, NewTally, Tally, TallyItem};
+use crate::model::tally::{Ack, Added, Ending, Items, MAX_ITEMS, NewTally, Tally, TallyItem};
 use crate::model::time::Time;
 use crate::plan::tally::unknown;
 use crate::store::Store;
@@ -277,47 +276,6 @@ impl Tallies {
         }
     }
 
-    /// Adds items in steps of 10,000, and gives them in groups of 64, as Carlyle's clients know them.
-    ///
-    /// # Errors
-    /// As [`Tallies::add`]; some may have been added.
-    pub async fn add_groups(&self, tally: TallyId, count: u64) -> Result<Vec<Group>> {
-        let mut groups = Vec::new();
-        let mut left = count;
-        loop {
-            let added = self.add(tally, left.min(ADD_CHUNK)).await?;
-            groups.extend(added.groups(tally));
-            left -= added.count;
-            if left == 0 {
-                return Ok(groups);
-            }
-        }
-    }
-
-    /// Ends items by the names that their groups give them, in steps of 100. Says for each what became of it, and which tallies are
-    /// complete because of it. A name that is none does not harm the others.
-    ///
-    /// # Errors
-    /// `Unavailable`: some may have been acked; repeating it is harmless.
-    pub async fn ack_names<S: AsRef<str>>(&self, names: &[S]) -> Result<NamedAcks> {
-        let mut acks = NamedAcks::default();
-        for names in names.chunks(ACK_CHUNK) {
-            let items: Vec<Result<TallyItem>> = names.iter().map(|name| parse_item(name.as_ref())).collect();
-            let ack = |item: &TallyItem| Ack {
-                tally: item.tally,
-                items: vec![item.number.into()],
-                ending: Ending::Done,
-            };
-            let acked = self.ack(items.iter().flatten().map(ack).collect()).await?;
-            let mut counts = acked.results.into_iter().flatten();
-            for item in items {
-                acks.results.push(item.map(|_| ItemStatus::of(counts.next().unwrap_or_default())));
-            }
-            acks.completed.extend(acked.completed);
-        }
-        Ok(acks)
-    }
-
     /// Delivers, in the background, what tallies have to tell after a transaction of the caller's own that settled events: pass
     /// [`Settled::news`](crate::store::verbs::Settled::news) once it is committed. Forgetting it costs some seconds, not an event.
     pub fn tell(&self, news: &[TallyId]) {
@@ -343,39 +301,6 @@ impl Tallies {
                 }
                 result => return result,
             }
-        }
-    }
-}
-
-/// What became of items that were named.
-#[derive(Debug, Default)]
-pub struct NamedAcks {
-    /// One for each name, in the order given; `Invalid` for what is no name of an item.
-    pub results: Vec<Result<ItemStatus>>,
-    /// The tallies that this made complete.
-    pub completed: Vec<CompletedTally>,
-}
-
-/// What became of one item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ItemStatus {
-    /// It was pending and has ended now.
-    Acked,
-    /// It had ended before; nothing was changed.
-    Already,
-    /// There is no such item or tally.
-    Unknown,
-    /// The tally is cancelled or has expired; nothing was changed.
-    Closed,
-}
-
-impl ItemStatus {
-    fn of(count: AckCount) -> ItemStatus {
-        match count {
-            AckCount { acked: 1.., .. } => ItemStatus::Acked,
-            AckCount { already: 1.., .. } => ItemStatus::Already,
-            AckCount { closed: 1.., .. } => ItemStatus::Closed,
-            _ => ItemStatus::Unknown,
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::store::postgres::emit::{TRIES, restless};
 use crate::store::postgres::session::{Begin, Session};
 use crate::store::postgres::step::{Tries, step};
 use crate::store::tally::news;
+use crate::store::verbs::Emission;
 use crate::store::verbs_tally::{Deliver, Delivered};
 use sqlx::Row;
 use std::collections::BTreeSet;
@@ -77,7 +78,7 @@ impl PostgresStore {
 }
 
 /// One that is refused will never be taken: its key was used by somebody else.
-fn woken(answers: Vec<Result<crate::store::verbs::Emission>>) -> Result<Vec<SubscriptionId>> {
+fn woken(answers: Vec<Result<Emission>>) -> Result<Vec<SubscriptionId>> {
     let mut wake = BTreeSet::new();
     for answer in answers {
         match answer {

@@ -3,7 +3,7 @@
 use super::{ack, rows};
 use crate::error::{Kind, Result};
 use crate::model::event::Event;
-use crate::model::id::TallyId;
+use crate::model::id::{SubscriptionId, TallyId};
 use crate::model::tally::Ack;
 use crate::model::tally::news::Outgoing;
 use crate::store::sqlite::emit;
@@ -71,11 +71,7 @@ fn waiting(conn: &Connection, limit: u32) -> Result<Vec<(i64, Outgoing)>> {
 }
 
 /// Emits each event for itself. One that is refused will never be taken: its key was used by somebody else.
-fn emit_all(
-    session: &Session<'_>,
-    events: Vec<Event>,
-    cache: &CatalogCache,
-) -> Result<Vec<crate::model::id::SubscriptionId>> {
+fn emit_all(session: &Session<'_>, events: Vec<Event>, cache: &CatalogCache) -> Result<Vec<SubscriptionId>> {
     let mut wake = BTreeSet::new();
     if events.is_empty() {
         return Ok(Vec::new());

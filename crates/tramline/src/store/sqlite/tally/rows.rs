@@ -1,12 +1,12 @@
 //! Rows of tallies, their parts and what was added to them.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::id::TallyId;
 use crate::model::tally::news::Outgoing;
 use crate::model::tally::part::{PART, Part, PartId};
 use crate::model::tally::{Added, TallyItem};
 use crate::model::time::Time;
-use crate::plan::tally::{TallyRow, Tells, Unfinished};
+use crate::plan::tally::{TallyRow, Tells, Unfinished, unknown};
 use crate::store::sqlite::rows::draw;
 use crate::store::tally::state;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
@@ -226,5 +226,5 @@ pub(super) fn note(conn: &Connection, tally: TallyId, kind: i16) -> Result<Optio
 
 /// One that must be there.
 pub(super) fn require(conn: &Connection, id: TallyId) -> Result<TallyRow> {
-    one(conn, id)?.ok_or_else(|| -> Error { crate::plan::tally::unknown(id) })
+    one(conn, id)?.ok_or_else(|| unknown(id))
 }
