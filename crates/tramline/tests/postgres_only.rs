@@ -129,8 +129,18 @@ fn read_log(after: EventId) -> ReadLog {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_stores_opened_at_once_migrate_safely() {
+    open_ten(&server(), "").await;
+}
+
+/// A question outside of a transaction has its two halves on different connections when many ask at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_stores_opened_at_once_behind_a_pooler_migrate_safely() {
+    open_ten(&environment("TRAMLINE_TEST_PGBOUNCER"), "&pooled=true").await;
+}
+
+async fn open_ten(server: &str, more: &str) {
     let schema = format!("only_{:x}", Incarnation::random().0);
-    let url = format!("{}?schema={schema}&max_connections=2", server());
+    let url = format!("{server}?schema={schema}&max_connections=2{more}");
     let opening: Vec<_> = (0..10)
         .map(|_| {
             tokio::spawn({

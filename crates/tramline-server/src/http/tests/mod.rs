@@ -2,6 +2,7 @@
 
 mod bed;
 mod emitting;
+mod figures;
 mod following;
 mod matrix;
 mod openapi;
