@@ -9,12 +9,13 @@ use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use crate::http::subscriptions::named;
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tramline::{Rule, RuleKind, Scope};
-use utoipa::ToSchema;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::SecurityRequirement;
+use utoipa::{Path, ToSchema};
 
 /// The longest reason.
 const MAX_REASON: usize = 1_000;
@@ -60,75 +61,70 @@ pub(crate) struct Rules {
 
 /// What can be done to a rule.
 #[derive(Clone, Copy)]
-enum Act {
+pub(crate) enum Act {
     Pause,
     Resume,
     Block,
     Unblock,
 }
 
-/// Stops a subscription until it is resumed, or until a time. Events are kept; running ones go on.
+impl Act {
+    pub(crate) const ALL: [Act; 4] = [Act::Pause, Act::Resume, Act::Block, Act::Unblock];
+
+    fn word(self) -> &'static str {
+        match self {
+            Act::Pause => "pause",
+            Act::Resume => "resume",
+            Act::Block => "block",
+            Act::Unblock => "unblock",
+        }
+    }
+
+    fn about(self) -> &'static str {
+        match self {
+            Act::Pause => {
+                "Stops a subscription until it is resumed, or until a time. Events are kept; running ones go on."
+            }
+            Act::Resume => "Removes a pause. A block stays.",
+            Act::Block => "An admin stops a subscription until it is unblocked, or until a time.",
+            Act::Unblock => "Removes a block. A pause stays.",
+        }
+    }
+
+    fn scope(self) -> (Scope, &'static str) {
+        match self {
+            Act::Pause | Act::Resume => (Scope::Manage, "manage"),
+            Act::Block | Act::Unblock => (Scope::Admin, "admin"),
+        }
+    }
+
+    /// Where it is served.
+    pub(crate) fn path(self) -> String {
+        format!("/v1/subscriptions/{{name}}/{}", self.word())
+    }
+
+    /// Its description.
+    pub(crate) fn operation(self) -> Operation {
+        let mut operation = __path_rule::operation();
+        operation.operation_id = Some(self.word().to_owned());
+        operation.summary = Some(self.about().to_owned());
+        operation.security = Some(vec![SecurityRequirement::new("token", [self.scope().1])]);
+        operation
+    }
+}
+
+/// Sets or removes a rule. What all four acts have in common is described here, the rest by [`Act`].
 #[utoipa::path(post, path = "/v1/subscriptions/{name}/pause", tag = "rules", params(("name" = schema::Name, Path)),
     request_body = RuleIn, responses((status = 200, body = Rules)), security(("token" = ["manage"])))]
-pub(crate) async fn pause(
-    State(app): State<Shared>,
-    caller: Caller,
-    name: Name,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    act(app, caller, Act::Pause, name, headers, body).await
-}
-
-/// Removes a pause. A block stays.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/resume", tag = "rules", params(("name" = schema::Name, Path)),
-    request_body = RuleIn, responses((status = 200, body = Rules)), security(("token" = ["manage"])))]
-pub(crate) async fn resume(
-    State(app): State<Shared>,
-    caller: Caller,
-    name: Name,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    act(app, caller, Act::Resume, name, headers, body).await
-}
-
-/// An admin stops a subscription until it is unblocked, or until a time.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/block", tag = "rules", params(("name" = schema::Name, Path)),
-    request_body = RuleIn, responses((status = 200, body = Rules)), security(("token" = ["admin"])))]
-pub(crate) async fn block(
-    State(app): State<Shared>,
-    caller: Caller,
-    name: Name,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    act(app, caller, Act::Block, name, headers, body).await
-}
-
-/// Removes a block. A pause stays.
-#[utoipa::path(post, path = "/v1/subscriptions/{name}/unblock", tag = "rules", params(("name" = schema::Name, Path)),
-    request_body = RuleIn, responses((status = 200, body = Rules)), security(("token" = ["admin"])))]
-pub(crate) async fn unblock(
-    State(app): State<Shared>,
-    caller: Caller,
-    name: Name,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    act(app, caller, Act::Unblock, name, headers, body).await
-}
-
-async fn act(
+pub(crate) async fn rule(
+    act: Act,
     app: Shared,
     caller: Caller,
-    act: Act,
     name: Name,
     headers: HeaderMap,
     body: Body,
 ) -> Answer<Response> {
-    let scope = if matches!(act, Act::Pause | Act::Resume) { Scope::Manage } else { Scope::Admin };
-    let subscription = named(&app, &caller, &[scope], name).await?;
+    let subscription = named(&app, &caller, &[act.scope().0], name).await?;
     let body = app.read(&headers, body).await?;
     let rule: RuleIn = body::parse(&body)?;
     if rule.reason.len() > MAX_REASON || rule.reason.contains('\0') {

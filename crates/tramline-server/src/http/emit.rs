@@ -21,11 +21,10 @@ use std::borrow::Cow;
 use std::time::Duration;
 use tramline::model::event::JSON;
 use tramline::{Event, Headers, Kind, Receipt, Scope};
-use utoipa::openapi::{ArrayBuilder, OneOfBuilder, Ref, RefOr, Schema};
-use utoipa::{PartialSchema, ToSchema};
+use utoipa::ToSchema;
 
 /// How many events an array has at most.
-const MAX_EVENTS: usize = 10_000;
+pub(crate) const MAX_EVENTS: usize = 10_000;
 /// The longest delay: a hundred years.
 pub(crate) const MAX_DELAY_MS: u64 = 100 * 366 * 24 * 3600 * 1000;
 /// What an event in JSON may weigh beside its payload.
@@ -69,28 +68,6 @@ pub(crate) struct EventIn<'a> {
     tally: Option<MemberIn>,
 }
 
-/// One event or many, for the description: what comes is read by its first byte.
-pub(crate) struct EmitBody;
-
-impl PartialSchema for EmitBody {
-    fn schema() -> RefOr<Schema> {
-        let one = || Ref::from_schema_name(EventIn::name());
-        let many = ArrayBuilder::new().items(one()).min_items(Some(1)).max_items(Some(MAX_EVENTS));
-        OneOfBuilder::new().item(one()).item(many).into()
-    }
-}
-
-impl ToSchema for EmitBody {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("EmitBody")
-    }
-
-    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        schemas.push((EventIn::name().into(), EventIn::schema()));
-        EventIn::schemas(schemas);
-    }
-}
-
 /// What was stored.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct EmittedOut {
@@ -112,7 +89,7 @@ pub(crate) struct Receipts {
     params(("topic" = schema::Name, Path, description = "The topic; / inside is written %2F"),
         ("Idempotency-Key" = Option<String>, Header, description = "Repeating it within a day stores nothing",
             nullable = false, min_length = 1, max_length = 255)),
-    request_body(content((EmitBody = "application/json"), (String = "application/x-ndjson"), (schema::Raw = "application/octet-stream"))),
+    request_body(content((schema::EmitBody = "application/json"), (String = "application/x-ndjson"), (schema::Raw = "application/octet-stream"))),
     responses((status = 201, description = "Stored", body = Receipts),
         (status = 409, description = "The idempotency key was used for other events")),
     security(("token" = ["publish"])))]

@@ -1,6 +1,7 @@
 //! The description of the API, made from the code.
 
 use crate::http::app::Shared;
+use crate::http::control::Act;
 use crate::http::json::json_response;
 use crate::http::problem::Told;
 use crate::http::{
@@ -43,10 +44,7 @@ use utoipa::{OpenApi as _, PartialSchema, ToSchema};
         settle::settle,
         settle::extend,
         settle::release,
-        control::pause,
-        control::resume,
-        control::block,
-        control::unblock,
+        control::rule,
         dead::dead,
         dead::replay,
         dead::drop,
@@ -80,6 +78,9 @@ struct Handlers;
 pub(crate) fn describe() -> OpenApi {
     let mut api = Handlers::openapi();
     api.info = Info::new("Tramline", env!("CARGO_PKG_VERSION"));
+    for act in Act::ALL {
+        api.paths.paths.entry(act.path()).or_default().post = Some(act.operation());
+    }
     let components = api.components.get_or_insert_default();
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     components.add_security_scheme("token", SecurityScheme::Http(bearer));

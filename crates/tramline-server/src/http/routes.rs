@@ -3,15 +3,20 @@
 use crate::compat::carlyle;
 use crate::config::Switch;
 use crate::http::app::Shared;
+use crate::http::caller::Caller;
+use crate::http::control::Act;
 use crate::http::limits::Door;
+use crate::http::params::Name;
 use crate::http::problem::Problem;
 use crate::http::{
     claims, control, dead, emit, events, health, limits, metrics, openapi, settle, stats, subscriptions,
     tallies, tokens, topics,
 };
 use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
 use axum::handler::Handler;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{MethodFilter, on};
 use std::collections::HashMap;
@@ -45,7 +50,9 @@ pub(crate) fn list() -> Vec<String> {
 
 /// What needs a token.
 fn guarded() -> Routes {
-    Routes::default()
+    Act::ALL
+        .into_iter()
+        .fold(Routes::default(), Routes::add_rule)
         .add::<emit::__path_emit, _, _>(emit::emit)
         .add::<events::__path_list, _, _>(events::list)
         .add::<topics::__path_list, _, _>(topics::list)
@@ -63,10 +70,6 @@ fn guarded() -> Routes {
         .add::<settle::__path_settle, _, _>(settle::settle)
         .add::<settle::__path_extend, _, _>(settle::extend)
         .add::<settle::__path_release, _, _>(settle::release)
-        .add::<control::__path_pause, _, _>(control::pause)
-        .add::<control::__path_resume, _, _>(control::resume)
-        .add::<control::__path_block, _, _>(control::block)
-        .add::<control::__path_unblock, _, _>(control::unblock)
         .add::<dead::__path_dead, _, _>(dead::dead)
         .add::<dead::__path_replay, _, _>(dead::replay)
         .add::<dead::__path_drop, _, _>(dead::drop)
@@ -109,19 +112,37 @@ struct Routes {
 
 impl Routes {
     /// Serves a handler where its description says: utoipa keeps that beside it, under the name `__path_` and the handler's.
-    fn add<P: Path, H: Handler<T, Shared>, T: 'static>(mut self, handler: H) -> Routes {
-        for method in P::methods() {
-            let (filter, name) = match method {
-                HttpMethod::Get => (MethodFilter::GET, "GET"),
-                HttpMethod::Put => (MethodFilter::PUT, "PUT"),
-                HttpMethod::Delete => (MethodFilter::DELETE, "DELETE"),
-                _ => (MethodFilter::POST, "POST"),
-            };
-            self.router = self.router.route(&P::path(), on(filter, handler.clone()));
-            let route = format!("{name} {}", P::path());
-            self.queries.insert(route.clone(), query_of(&P::operation()));
-            self.list.push(route);
-        }
+    fn add<P: Path, H: Handler<T, Shared>, T: 'static>(self, handler: H) -> Routes {
+        let serve =
+            |routes: Routes, method| routes.serve(method, &P::path(), &P::operation(), handler.clone());
+        P::methods().into_iter().fold(self, serve)
+    }
+
+    /// One handler for all that can be done to rules.
+    fn add_rule(self, act: Act) -> Routes {
+        let handler = move |State(app), caller: Caller, name: Name, headers: HeaderMap, body: Body| {
+            control::rule(act, app, caller, name, headers, body)
+        };
+        self.serve(HttpMethod::Post, &act.path(), &act.operation(), handler)
+    }
+
+    fn serve<T: 'static>(
+        mut self,
+        method: HttpMethod,
+        path: &str,
+        operation: &Operation,
+        handler: impl Handler<T, Shared>,
+    ) -> Routes {
+        let (filter, name) = match method {
+            HttpMethod::Get => (MethodFilter::GET, "GET"),
+            HttpMethod::Put => (MethodFilter::PUT, "PUT"),
+            HttpMethod::Delete => (MethodFilter::DELETE, "DELETE"),
+            _ => (MethodFilter::POST, "POST"),
+        };
+        let route = format!("{name} {path}");
+        self.router = self.router.route(path, on(filter, handler));
+        self.queries.insert(route.clone(), query_of(operation));
+        self.list.push(route);
         self
     }
 }

@@ -1,10 +1,9 @@
 //! What the description says of values that are more than their Rust types tell: names, patterns, starts, spans of time.
 
-use crate::http::emit::MAX_DELAY_MS;
-use std::borrow::Cow;
+use crate::http::emit::{EventIn, MAX_DELAY_MS, MAX_EVENTS};
 use tramline::model::name::MAX_NAME;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, SchemaType, Type};
-use utoipa::openapi::{KnownFormat, RefOr, Schema, SchemaFormat};
+use utoipa::openapi::{ArrayBuilder, KnownFormat, Ref, RefOr, Schema, SchemaFormat};
 use utoipa::{PartialSchema, ToSchema};
 
 /// The name of a topic or subscription.
@@ -16,11 +15,7 @@ impl PartialSchema for Name {
     }
 }
 
-impl ToSchema for Name {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("Name")
-    }
-}
+impl ToSchema for Name {}
 
 /// A name in which a segment may be `*`, and the last one `**`.
 pub(crate) struct Pattern;
@@ -32,11 +27,7 @@ impl PartialSchema for Pattern {
     }
 }
 
-impl ToSchema for Pattern {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("Pattern")
-    }
-}
+impl ToSchema for Pattern {}
 
 /// The name of a token.
 pub(crate) struct TokenName;
@@ -47,11 +38,7 @@ impl PartialSchema for TokenName {
     }
 }
 
-impl ToSchema for TokenName {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("TokenName")
-    }
-}
+impl ToSchema for TokenName {}
 
 /// Where a subscription starts.
 pub(crate) struct Start;
@@ -65,11 +52,7 @@ impl PartialSchema for Start {
     }
 }
 
-impl ToSchema for Start {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("Start")
-    }
-}
+impl ToSchema for Start {}
 
 /// Milliseconds, up to a hundred years.
 pub(crate) struct Millis;
@@ -80,11 +63,7 @@ impl PartialSchema for Millis {
     }
 }
 
-impl ToSchema for Millis {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("Millis")
-    }
-}
+impl ToSchema for Millis {}
 
 /// Milliseconds, and not none.
 pub(crate) struct TimeLimit;
@@ -95,11 +74,7 @@ impl PartialSchema for TimeLimit {
     }
 }
 
-impl ToSchema for TimeLimit {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("TimeLimit")
-    }
-}
+impl ToSchema for TimeLimit {}
 
 /// How many entries a list shall have: what is out of reason is brought within, so that every number goes.
 pub(crate) struct Limit;
@@ -111,11 +86,7 @@ impl PartialSchema for Limit {
     }
 }
 
-impl ToSchema for Limit {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("Limit")
-    }
-}
+impl ToSchema for Limit {}
 
 /// Bytes as they are.
 pub(crate) struct Raw;
@@ -127,9 +98,23 @@ impl PartialSchema for Raw {
     }
 }
 
-impl ToSchema for Raw {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("Raw")
+impl ToSchema for Raw {}
+
+/// One event or many, for the description: what comes is read by its first byte.
+pub(crate) struct EmitBody;
+
+impl PartialSchema for EmitBody {
+    fn schema() -> RefOr<Schema> {
+        let one = || Ref::from_schema_name(EventIn::name());
+        let many = ArrayBuilder::new().items(one()).min_items(Some(1)).max_items(Some(MAX_EVENTS));
+        OneOfBuilder::new().item(one()).item(many).into()
+    }
+}
+
+impl ToSchema for EmitBody {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((EventIn::name().into(), EventIn::schema()));
+        EventIn::schemas(schemas);
     }
 }
 

@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use tramline::model::event::JSON;
 use tramline::model::name;
-use tramline::model::tally::MAX_USER_KEY;
+use tramline::model::tally::new::MAX_USER_KEY;
 use tramline::{Event, Headers, NewTally, Parent, Scope, TallyItem};
 use utoipa::ToSchema;
 

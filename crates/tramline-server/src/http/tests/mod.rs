@@ -3,6 +3,7 @@
 mod bed;
 mod carlyle;
 mod emitting;
+mod figures;
 mod following;
 mod matrix;
 mod openapi;

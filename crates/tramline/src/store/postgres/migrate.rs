@@ -41,9 +41,11 @@ pub(super) fn sql(schema: Option<&str>) -> String {
 
 /// Brings the database up to date and gives the schema in which the tables are.
 pub(super) async fn run(conn: &mut PgConnection, schema: Option<&str>) -> Result<String> {
+    // Begun before the first question: outside of a transaction a pooler may give each half of it another connection.
+    let mut tx = conn.begin().await?;
     let row = sqlx::query("SELECT current_setting('server_version_num')::int, quote_ident(current_schema())")
         .persistent(false)
-        .fetch_one(&mut *conn)
+        .fetch_one(&mut *tx)
         .await?;
     let server: i32 = row.try_get(0)?;
     if server < OLDEST {
@@ -54,7 +56,6 @@ pub(super) async fn run(conn: &mut PgConnection, schema: Option<&str>) -> Result
     let schema = schema.map(str::to_owned).or(first).ok_or_else(|| {
         Error::unavailable("the search path names no schema that exists", "set schema=NAME in the URL")
     })?;
-    let mut tx = conn.begin().await?;
     apply(&mut tx, &schema).await?;
     tx.commit().await?;
     Ok(schema)

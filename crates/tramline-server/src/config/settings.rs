@@ -1,10 +1,22 @@
-//! Settings: flags, environment and a TOML file, in this order of precedence, and what they resolve to.
+//! Where settings come from: flags, environment and a TOML file, in this order of precedence.
 
+use super::{Config, LogFormat, Switch};
 use crate::bench::BoxError;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::path::PathBuf;
-use std::time::Duration;
 
+/// What `serve` and `config` take.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// A TOML file with settings; `tramline config` prints one
+    #[arg(long, env = "TRAMLINE_CONFIG")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// The environment variable with the root token.
+pub(super) const ROOT_TOKEN: &str = "TRAMLINE_ROOT_TOKEN";
 /// What a flag, the environment or a file may set. Nothing is required.
 #[derive(clap::Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -83,77 +95,7 @@ pub(crate) struct Settings {
     log_format: Option<LogFormat>,
 }
 
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
-/// Whether something is served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Switch {
-    /// It is.
-    #[default]
-    On,
-    /// It is not: its paths do not exist.
-    Off,
-}
-
-/// What `serve` and `config` take.
-#[derive(clap::Args, Debug)]
-pub(crate) struct Args {
-    /// A TOML file with settings; `tramline config` prints one
-    #[arg(long, env = "TRAMLINE_CONFIG")]
-    config: Option<PathBuf>,
-    #[command(flatten)]
-    settings: Settings,
-}
-
-/// Every setting, resolved.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Config {
-    pub(crate) listen: String,
-    pub(crate) store: String,
-    pub(crate) store_listen_url: Option<String>,
-    pub(crate) tls_cert: Option<PathBuf>,
-    pub(crate) tls_key: Option<PathBuf>,
-    pub(crate) root_token: Option<String>,
-    pub(crate) address_file: Option<PathBuf>,
-    pub(crate) max_payload: usize,
-    pub(crate) max_body: usize,
-    pub(crate) max_connections: usize,
-    pub(crate) max_requests: usize,
-    pub(crate) max_waiting: usize,
-    pub(crate) max_followers: usize,
-    pub(crate) max_wait_ms: u64,
-    pub(crate) header_timeout_ms: u64,
-    pub(crate) body_timeout_ms: u64,
-    pub(crate) write_timeout_ms: u64,
-    pub(crate) store_timeout_ms: u64,
-    pub(crate) drain_ms: u64,
-    pub(crate) keep_open_tallies_ms: u64,
-    pub(crate) keep_sealed_tallies_ms: u64,
-    pub(crate) carlyle: Switch,
-    pub(crate) log: String,
-    pub(crate) log_format: LogFormat,
-}
-
-/// The environment variable with the root token.
-const ROOT_TOKEN: &str = "TRAMLINE_ROOT_TOKEN";
-/// The shortest root token that is taken for a secret.
-const SHORTEST_SECRET: usize = 8;
-
 const WEEK_MS: u64 = 7 * 24 * 3600 * 1000;
-/// A tally must not be gone before its caller has looked at it.
-const SHORTEST_KEEPING_MS: u64 = 60_000;
-/// A hundred years.
-const LONGEST_KEEPING_MS: u64 = 100 * 366 * 24 * 3600 * 1000;
 
 impl Args {
     /// Reads the file, if one is named, and resolves everything.
@@ -206,7 +148,7 @@ impl Settings {
         }
     }
 
-    fn resolve(self) -> Result<Config, BoxError> {
+    pub(super) fn resolve(self) -> Result<Config, BoxError> {
         let config = Config {
             listen: self.listen.unwrap_or_else(|| "127.0.0.1:7070".into()),
             store: self.store.unwrap_or_else(|| "sqlite://tramline.db".into()),
@@ -238,162 +180,12 @@ impl Settings {
     }
 }
 
-impl Config {
-    fn check(&self) -> Result<(), BoxError> {
-        if self.tls_cert.is_some() != self.tls_key.is_some() {
-            return Err("TLS needs both a certificate and a key: set tls_cert and tls_key, or neither".into());
-        }
-        if self.root_token.as_ref().is_some_and(|token| token.len() < SHORTEST_SECRET) {
-            return Err(
-                format!("{ROOT_TOKEN} is too short: use at least {SHORTEST_SECRET} characters").into()
-            );
-        }
-        let most = tramline::model::event::MAX_PAYLOAD;
-        if self.max_payload == 0 || self.max_payload > most {
-            return Err(format!("max_payload is out of range: use 1 to {most} bytes").into());
-        }
-        let counts =
-            [self.max_body, self.max_connections, self.max_requests, self.max_waiting, self.max_followers];
-        if counts.contains(&0) || counts[1..].iter().any(|count| *count > 1_000_000) {
-            return Err("a limit is out of range: use 1 to 1,000,000".into());
-        }
-        let keeping = SHORTEST_KEEPING_MS..=LONGEST_KEEPING_MS;
-        if [self.keep_open_tallies_ms, self.keep_sealed_tallies_ms]
-            .iter()
-            .any(|millis| !keeping.contains(millis))
-        {
-            return Err(
-                "tallies are kept for too short or too long: use one minute to a hundred years".into()
-            );
-        }
-        Ok(())
-    }
-
-    /// Every setting as it is when nobody says anything.
-    pub(crate) fn defaults() -> Result<Config, BoxError> {
-        Settings::default().resolve()
-    }
-
-    pub(crate) fn store_timeout(&self) -> Duration {
-        Duration::from_millis(self.store_timeout_ms)
-    }
-
-    pub(crate) fn body_timeout(&self) -> Duration {
-        Duration::from_millis(self.body_timeout_ms)
-    }
-
-    /// The resolved settings as a TOML file with comments. Secrets are left out.
-    pub(crate) fn render(&self) -> Result<String, BoxError> {
-        use clap::CommandFactory;
-        let values = toml::Table::try_from(self)?;
-        let command = Described::command();
-        let about = |name: &str| {
-            let found = command.get_arguments().find(|argument| argument.get_id() == name);
-            found.and_then(|argument| argument.get_help()).map(ToString::to_string)
-        };
-        let mut text =
-            String::from("# Tramline's settings. Flags and environment variables come before this file.\n");
-        for name in FIELDS {
-            let about = about(name)
-                .unwrap_or_else(|| format!("A token that may do everything; better set {ROOT_TOKEN}"));
-            text.push_str(&format!("\n# {about}\n"));
-            match values.get(*name) {
-                Some(_) if *name == "root_token" => text.push_str("# root_token = \"(set, not shown)\"\n"),
-                Some(value) => text.push_str(&format!("{name} = {}\n", shown(name, value))),
-                None => text.push_str(&format!("# {name} =\n")),
-            }
-        }
-        Ok(text)
-    }
-}
-
-/// A value as TOML, without the password that a URL may hold.
-fn shown(name: &str, value: &toml::Value) -> String {
-    match value.as_str() {
-        Some(url) if name.starts_with("store") => toml::Value::from(without_password(url)).to_string(),
-        _ => value.to_string(),
-    }
-}
-
-/// A URL with its password replaced.
-pub(crate) fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let end = rest.find('/').unwrap_or(rest.len());
-    match rest[..end]
-        .rsplit_once('@')
-        .and_then(|(user, host)| user.split_once(':').map(|(user, _)| (user, host)))
-    {
-        Some((user, host)) => format!("{scheme}://{user}:***@{host}{}", &rest[end..]),
-        None => url.to_owned(),
-    }
-}
-
-/// The settings in the order in which they are printed.
-const FIELDS: &[&str] = &[
-    "listen",
-    "store",
-    "store_listen_url",
-    "tls_cert",
-    "tls_key",
-    "root_token",
-    "address_file",
-    "max_payload",
-    "max_body",
-    "max_connections",
-    "max_requests",
-    "max_waiting",
-    "max_followers",
-    "max_wait_ms",
-    "header_timeout_ms",
-    "body_timeout_ms",
-    "write_timeout_ms",
-    "store_timeout_ms",
-    "drain_ms",
-    "keep_open_tallies_ms",
-    "keep_sealed_tallies_ms",
-    "carlyle",
-    "log",
-    "log_format",
-];
-
-/// For the help texts of the flags, which are the comments of the file.
-#[derive(clap::Parser)]
-struct Described {
-    #[command(flatten)]
-    _settings: Settings,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn settings(text: &str) -> Result<Settings, toml::de::Error> {
         toml::from_str(text)
-    }
-
-    #[test]
-    fn what_config_prints_is_a_file_that_gives_the_same_settings() {
-        let config = settings("max_body = 5\nlog_format = 'json'").unwrap().resolve().unwrap();
-        let printed = config.render().unwrap();
-        assert_eq!(settings(&printed).unwrap().resolve().unwrap(), config);
-        assert!(printed.contains("# The largest request body"), "{printed}");
-    }
-
-    #[test]
-    fn every_setting_is_printed() {
-        let all = Config {
-            store_listen_url: Some("x".into()),
-            tls_cert: Some("x".into()),
-            tls_key: Some("x".into()),
-            root_token: Some("long enough".into()),
-            address_file: Some("x".into()),
-            ..Settings::default().resolve().unwrap()
-        };
-        let names: Vec<String> = toml::Table::try_from(&all).unwrap().keys().cloned().collect();
-        let mut printed: Vec<&str> = FIELDS.to_vec();
-        printed.sort_unstable();
-        assert_eq!(names, printed);
-        assert!(!all.render().unwrap().contains("long enough"));
     }
 
     #[test]
@@ -422,11 +214,5 @@ mod tests {
         let file = settings("listen = 'b:2'\nstore = 'sqlite://x'").unwrap();
         let config = flags.or(file).resolve().unwrap();
         assert_eq!((&*config.listen, &*config.store), ("a:1", "sqlite://x"));
-    }
-
-    #[test]
-    fn passwords_are_not_shown() {
-        assert_eq!(without_password("postgres://u:p@h:1/d?x=a@b"), "postgres://u:***@h:1/d?x=a@b");
-        assert_eq!(without_password("sqlite://a.db"), "sqlite://a.db");
     }
 }

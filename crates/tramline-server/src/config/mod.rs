@@ -1,0 +1,116 @@
+//! Settings, resolved: what the server works with.
+//!
+//! - [`settings`]: where they come from: flags, environment and a TOML file, in this order of precedence
+//! - [`print`]: the resolved ones as such a file
+
+mod print;
+mod settings;
+
+pub(crate) use print::without_password;
+pub(crate) use settings::Args;
+
+use crate::bench::BoxError;
+use serde::{Deserialize, Serialize};
+use settings::{ROOT_TOKEN, Settings};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Whether something is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Switch {
+    /// It is.
+    #[default]
+    On,
+    /// It is not: its paths do not exist.
+    Off,
+}
+
+/// Every setting, resolved.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Config {
+    pub(crate) listen: String,
+    pub(crate) store: String,
+    pub(crate) store_listen_url: Option<String>,
+    pub(crate) tls_cert: Option<PathBuf>,
+    pub(crate) tls_key: Option<PathBuf>,
+    pub(crate) root_token: Option<String>,
+    pub(crate) address_file: Option<PathBuf>,
+    pub(crate) max_payload: usize,
+    pub(crate) max_body: usize,
+    pub(crate) max_connections: usize,
+    pub(crate) max_requests: usize,
+    pub(crate) max_waiting: usize,
+    pub(crate) max_followers: usize,
+    pub(crate) max_wait_ms: u64,
+    pub(crate) header_timeout_ms: u64,
+    pub(crate) body_timeout_ms: u64,
+    pub(crate) write_timeout_ms: u64,
+    pub(crate) store_timeout_ms: u64,
+    pub(crate) drain_ms: u64,
+    pub(crate) keep_open_tallies_ms: u64,
+    pub(crate) keep_sealed_tallies_ms: u64,
+    pub(crate) carlyle: Switch,
+    pub(crate) log: String,
+    pub(crate) log_format: LogFormat,
+}
+
+/// The shortest root token that is taken for a secret.
+const SHORTEST_SECRET: usize = 8;
+/// A tally must not be gone before its caller has looked at it.
+const SHORTEST_KEEPING_MS: u64 = 60_000;
+/// A hundred years.
+const LONGEST_KEEPING_MS: u64 = 100 * 366 * 24 * 3600 * 1000;
+
+impl Config {
+    /// Every setting as it is when nobody says anything.
+    pub(crate) fn defaults() -> Result<Config, BoxError> {
+        Settings::default().resolve()
+    }
+
+    pub(crate) fn store_timeout(&self) -> Duration {
+        Duration::from_millis(self.store_timeout_ms)
+    }
+
+    pub(crate) fn body_timeout(&self) -> Duration {
+        Duration::from_millis(self.body_timeout_ms)
+    }
+
+    fn check(&self) -> Result<(), BoxError> {
+        if self.tls_cert.is_some() != self.tls_key.is_some() {
+            return Err("TLS needs both a certificate and a key: set tls_cert and tls_key, or neither".into());
+        }
+        if self.root_token.as_ref().is_some_and(|token| token.len() < SHORTEST_SECRET) {
+            return Err(
+                format!("{ROOT_TOKEN} is too short: use at least {SHORTEST_SECRET} characters").into()
+            );
+        }
+        let most = tramline::model::event::MAX_PAYLOAD;
+        if self.max_payload == 0 || self.max_payload > most {
+            return Err(format!("max_payload is out of range: use 1 to {most} bytes").into());
+        }
+        let counts =
+            [self.max_body, self.max_connections, self.max_requests, self.max_waiting, self.max_followers];
+        if counts.contains(&0) || counts[1..].iter().any(|count| *count > 1_000_000) {
+            return Err("a limit is out of range: use 1 to 1,000,000".into());
+        }
+        let kept = [self.keep_open_tallies_ms, self.keep_sealed_tallies_ms];
+        if kept.iter().any(|millis| !(SHORTEST_KEEPING_MS..=LONGEST_KEEPING_MS).contains(millis)) {
+            return Err(
+                "tallies are kept for too short or too long: use one minute to a hundred years".into()
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! The resolved settings as a file, commented with the help of the flags.
+
+use super::Config;
+use super::settings::{ROOT_TOKEN, Settings};
+use crate::bench::BoxError;
+
+impl Config {
+    /// The resolved settings as a TOML file with comments. Secrets are left out.
+    pub(crate) fn render(&self) -> Result<String, BoxError> {
+        use clap::CommandFactory;
+        let values = toml::Table::try_from(self)?;
+        let command = Described::command();
+        let about = |name: &str| {
+            let found = command.get_arguments().find(|argument| argument.get_id() == name);
+            found.and_then(|argument| argument.get_help()).map(ToString::to_string)
+        };
+        let mut text =
+            String::from("# Tramline's settings. Flags and environment variables come before this file.\n");
+        let names = command.get_arguments().map(|argument| argument.get_id().as_str()).chain(["root_token"]);
+        for name in names {
+            let about = about(name)
+                .unwrap_or_else(|| format!("A token that may do everything; better set {ROOT_TOKEN}"));
+            text.push_str(&format!("\n# {about}\n"));
+            match values.get(name) {
+                Some(_) if name == "root_token" => text.push_str("# root_token = \"(set, not shown)\"\n"),
+                Some(value) => text.push_str(&format!("{name} = {}\n", shown(name, value))),
+                None => text.push_str(&format!("# {name} =\n")),
+            }
+        }
+        Ok(text)
+    }
+}
+
+/// A value as TOML, without the password that a URL may hold.
+fn shown(name: &str, value: &toml::Value) -> String {
+    match value.as_str() {
+        Some(url) if name.starts_with("store") => toml::Value::from(without_password(url)).to_string(),
+        _ => value.to_string(),
+    }
+}
+
+/// A URL with its password replaced.
+pub(crate) fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let end = rest.find('/').unwrap_or(rest.len());
+    match rest[..end]
+        .rsplit_once('@')
+        .and_then(|(user, host)| user.split_once(':').map(|(user, _)| (user, host)))
+    {
+        Some((user, host)) => format!("{scheme}://{user}:***@{host}{}", &rest[end..]),
+        None => url.to_owned(),
+    }
+}
+
+/// For the help texts of the flags, which are the comments of the file.
+#[derive(clap::Parser)]
+struct Described {
+    #[command(flatten)]
+    _settings: Settings,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(text: &str) -> Result<Settings, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    #[test]
+    fn what_config_prints_is_a_file_that_gives_the_same_settings() {
+        let config = settings("max_body = 5\nlog_format = 'json'").unwrap().resolve().unwrap();
+        let printed = config.render().unwrap();
+        assert_eq!(settings(&printed).unwrap().resolve().unwrap(), config);
+        assert!(printed.contains("# The largest request body"), "{printed}");
+    }
+
+    #[test]
+    fn every_setting_is_printed() {
+        let all = Config {
+            store_listen_url: Some("x".into()),
+            tls_cert: Some("x".into()),
+            tls_key: Some("x".into()),
+            root_token: Some("long enough".into()),
+            address_file: Some("x".into()),
+            ..Settings::default().resolve().unwrap()
+        };
+        let printed = all.render().unwrap();
+        for name in toml::Table::try_from(&all).unwrap().keys() {
+            assert!(printed.contains(&format!("{name} = ")), "{name} in {printed}");
+        }
+        assert!(!printed.contains("long enough"));
+    }
+
+    #[test]
+    fn passwords_are_not_shown() {
+        assert_eq!(without_password("postgres://u:p@h:1/d?x=a@b"), "postgres://u:***@h:1/d?x=a@b");
+        assert_eq!(without_password("sqlite://a.db"), "sqlite://a.db");
+    }
+}

@@ -1,0 +1,55 @@
+//! Metrics: everything that is counted as it happens.
+//!
+//! - [`family`]: counters and histograms with labels, bounded in number
+//! - [`page`]: all of them, and what is known only by looking, in the text format of Prometheus
+
+mod family;
+mod page;
+
+pub(crate) use page::{__path_metrics, metrics};
+
+use axum::http::StatusCode;
+use family::{Counter, Family, Histogram};
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+use tramline::store::verbs::Claimed;
+
+/// Everything that is counted as it happens.
+#[derive(Default)]
+pub(crate) struct Metrics {
+    pub(crate) emitted: Family<Counter>,
+    pub(crate) emit_failures: Family<Counter>,
+    pub(crate) emit_seconds: Family<Histogram>,
+    claimed: Family<Counter>,
+    queue_seconds: Family<Histogram>,
+    pub(crate) settled: Family<Counter>,
+    pub(crate) tally_items: Family<Counter>,
+    wake_lag: Family<Histogram>,
+    pub(crate) store_seconds: Family<Histogram>,
+    pub(crate) store_failures: Family<Counter>,
+    answers: Family<Counter>,
+    pub(crate) refused: Family<Counter>,
+    pub(crate) connections: AtomicI64,
+}
+
+impl Metrics {
+    /// Events were claimed, after waiting for so long.
+    pub(crate) fn claimed(&self, subscription: &str, claimed: &Claimed, waited: Duration) {
+        let events = claimed.slices.iter().flat_map(|slice| &slice.events);
+        let mut newest = None;
+        for event in events.clone() {
+            self.queue_seconds.observe(subscription, claimed.now.since(event.event.emitted_at));
+            newest = newest.max(Some(event.event.emitted_at));
+        }
+        self.claimed.add(subscription, events.count() as u64);
+        // Only what came while somebody was waiting tells how long a hint takes.
+        if let Some(newest) = newest.filter(|newest| *newest >= claimed.now.before(waited)) {
+            self.wake_lag.observe("", claimed.now.since(newest));
+        }
+    }
+
+    /// A request was answered.
+    pub(crate) fn answered(&self, status: StatusCode) {
+        self.answers.add(status.as_str(), 1);
+    }
+}
