@@ -2,9 +2,14 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use tramline::model::id::Incarnation;
-use tramline::{Event, Shutdown, Tramline};
+use tramline::Event;
+use tramline::model::id::{Incarnation, SubscriptionId};
+use tramline::model::lane::{Known, Share};
+use tramline::model::outcome::Outcome;
+use tramline::model::subscription::{Ordering, Policy, Start};
+use tramline::store::Store;
+use tramline::store::postgres::PostgresStore;
+use tramline::store::verbs::{Claim, ClaimedSlice, Emit, PutSubscription, Settle, SettleSlice, Suspects};
 
 const CHUNKS: usize = 200;
 const TABLES: [&str; 7] = ["slice", "chunk", "head", "idempotency", "lane", "parked", "gap"];
@@ -13,13 +18,13 @@ const TABLES: [&str; 7] = ["slice", "chunk", "head", "idempotency", "lane", "par
 /// planner thought of one row, and every claim read the whole backlog for each slice that it took.
 #[tokio::test]
 async fn tables_vacuumed_while_empty_are_still_read_by_their_keys() {
-    for ordered in [false, true] {
+    for ordering in [Ordering::None, Ordering::Key] {
         let bed = Bed::open().await;
-        let fresh = bed.reads_of_a_drain(ordered).await;
+        let fresh = bed.reads_of_a_drain(ordering).await;
         for table in TABLES {
             bed.rows(&format!("VACUUM (TRUNCATE false, ANALYZE) $s.tramline_{table}")).await;
         }
-        let after = bed.reads_of_a_drain(ordered).await;
+        let after = bed.reads_of_a_drain(ordering).await;
         assert!(after < fresh * 3 / 2, "{after} rows were read, {fresh} before the vacuum");
         bed.close().await;
     }
@@ -38,30 +43,44 @@ impl Bed {
         Bed { url: format!("{server}?schema={schema}&application_name={schema}"), server, schema }
     }
 
-    /// How many rows are read while a backlog is emitted and worked off.
-    async fn reads_of_a_drain(&self, ordered: bool) -> i64 {
+    /// How many rows are read while a backlog is emitted and worked off, one claim and one settlement after the other.
+    async fn reads_of_a_drain(&self, ordering: Ordering) -> i64 {
         let before = self.tuples_read().await;
-        let tram = Tramline::open(&self.url).await.unwrap();
-        let worker = tram.worker("w").topics(["t"]);
-        let worker = if ordered { worker.ordered_by_key() } else { worker };
-        worker.subscribe().await.unwrap();
+        let store = PostgresStore::open(self.url.parse().unwrap()).await.unwrap();
+        let policy = Policy { ordering, ..Policy::default() };
+        let (name, topics) = ("w".to_owned(), vec!["t".to_owned()]);
+        let put = PutSubscription { name, topics, policy, start: Start::Beginning, now: None };
+        let subscription = store.put_subscription(put).await.unwrap().id;
         for chunk in 0..CHUNKS {
             let event = |n| Event::new("t", vec![0]).key(format!("{}", (chunk + n) % 50));
-            tram.emit((0..64).map(event).collect::<Vec<_>>()).await.unwrap();
+            let emit = Emit { units: vec![(0..64).map(event).collect()], now: None };
+            store.emit(emit).await.unwrap().remove(0).unwrap();
         }
-        let shutdown = Shutdown::new();
-        let (handled, done) = (AtomicUsize::new(0), shutdown.clone());
-        let worker = worker.on_any(move || {
-            if handled.fetch_add(1, Ordering::Relaxed) + 1 == CHUNKS * 64 {
-                done.start();
-            }
-            std::future::ready(())
-        });
-        worker.run(shutdown).await.unwrap();
-        drop(worker);
-        tram.close().await;
-        drop(tram);
+        let mut left = CHUNKS * 64;
+        while left > 0 {
+            let claimed = store.claim(self.wish(subscription)).await.unwrap();
+            let results: Vec<SettleSlice> = claimed.slices.iter().map(done).collect();
+            left -= results.iter().map(|result| result.outcomes.len()).sum::<usize>();
+            store.settle(Settle { subscription, results, now: None }).await.unwrap();
+        }
+        store.close().await;
+        drop(store);
         self.tuples_read().await - before
+    }
+
+    fn wish(&self, subscription: SubscriptionId) -> Claim {
+        Claim {
+            subscription,
+            owner: Incarnation(7),
+            max_events: 256,
+            max_bytes: 1 << 24,
+            lease: None,
+            suspects: Suspects::Leave,
+            share: Share::ALL,
+            known: Known::All,
+            single: false,
+            now: None,
+        }
     }
 
     /// Rows that index scans have read so far. Connections report when they end: this waits until they have.
@@ -87,4 +106,9 @@ impl Bed {
     async fn close(self) {
         self.rows("DROP SCHEMA $s CASCADE").await;
     }
+}
+
+fn done(slice: &ClaimedSlice) -> SettleSlice {
+    let outcomes = slice.events.iter().map(|event| (event.event.id.index(), Outcome::Done)).collect();
+    SettleSlice { lease: slice.lease, outcomes }
 }

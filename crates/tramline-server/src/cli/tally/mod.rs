@@ -10,19 +10,30 @@ mod look;
 mod open;
 mod watch;
 
-use super::Cx;
 use super::failure::Failure;
 use super::print::cell;
+use super::{Cx, help};
 use serde_json::Value;
 
-pub(crate) const EXAMPLES: &str = r#"  id=$(tramline tally open --user-key import-7 --on-complete imports)
-  tramline tally add $id 1000                      # prints 0-999
-  tramline tally seal $id --expected 1000
-  tramline tally ack $id 0-499 500 501
-  tramline tally fail $id 502
-  tramline tally watch $id                         # its --help has more exit codes
+pub(crate) const EXAMPLES: &str = r#"  tramline tally open --user-key import-7 --on-complete imports   # prints its number: 7
+  tramline tally add 7 1000                        # prints 0-999
+  tramline tally seal 7 --expected 1000
+  tramline tally ack 7 0-499 500 501
+  tramline tally fail 7 502
+  tramline tally watch 7                           # its --help has more exit codes
   tramline tally list --state open,sealed
-  tramline emit rows '{"row": 1}' --tally $id      # an item that ends when the event is settled"#;
+  tramline emit rows '{"row": 1}' --tally 7        # an item that ends when the event is settled"#;
+const OPEN: &str = "  tramline tally open --user-key import-7 --on-complete imports
+  tramline tally open --growing --expires 1h --idempotency-key import-7";
+const ADD: &str = "  tramline tally add 7 1000\n  tramline tally add 7 10 --within 3";
+const SEAL: &str = "  tramline tally seal 7\n  tramline tally seal 7 --expected 1000";
+const ACK: &str = "  tramline tally ack 7 3\n  tramline tally ack 7 0-499 500 501";
+const FAIL: &str = "  tramline tally fail 7 502";
+const COUNT: &str = "  tramline tally count 8 1000\n  tramline tally count 8 -- -1";
+const GET: &str = "  tramline tally get 7\n  tramline tally get 7 --json | jq .pending";
+const LIST: &str = "  tramline tally list --state open,sealed\n  tramline tally list --user-key import-7";
+const CANCEL: &str = "  tramline tally cancel 7";
+const DELETE: &str = "  tramline tally delete 7";
 
 /// What the command takes.
 #[derive(clap::Args)]
@@ -34,27 +45,37 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Verb {
     /// Open a tally and print its number
+    #[command(after_help = help(OPEN))]
     Open(open::Args),
     /// Add items and print their numbers, as a range
+    #[command(after_help = help(ADD))]
     Add(fill::Add),
     /// Say that all items were added
+    #[command(after_help = help(SEAL))]
     Seal(fill::Seal),
     /// Items are done
+    #[command(after_help = help(ACK))]
     Ack(ack::Args),
     /// Items have failed, and will never be done
+    #[command(after_help = help(FAIL))]
     Fail(ack::Args),
     /// Count an estimated tally up, or down with a minus
+    #[command(after_help = help(COUNT))]
     Count(fill::Count),
     /// Show a tally
+    #[command(after_help = help(GET))]
     Get(look::Which),
     /// List tallies
+    #[command(after_help = help(LIST))]
     List(look::List),
     /// Show the progress of a tally until it ends
     #[command(after_help = watch::EXIT_CODES)]
     Watch(watch::Args),
     /// Give a tally up: it will never be complete
+    #[command(after_help = help(CANCEL))]
     Cancel(look::Which),
     /// Delete a tally, in whatever state
+    #[command(after_help = help(DELETE))]
     Delete(look::Which),
 }
 

@@ -10,7 +10,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 pub(super) const EXIT_CODES: &str = "\
-Example:
+Examples:
   tramline tally watch 7 && ./publish-import
 
 Exit codes: 0 complete and no item failed, 5 complete but items failed, 6 cancelled, 7 expired; 1 refused or failed, 2 wrong usage, 3 the
