@@ -113,3 +113,12 @@ BEGIN
     ORDER BY u.place
     FOR UPDATE OF p;
 END $$;
+
+-- Ballast, as in 0005: a tally of a negative number, in a state that none is in.
+INSERT INTO tramline_tally (id, state, growing, estimated, tells, created_at, active_at, idle_since, checked_at)
+SELECT -n, 9, false, false, 0, 0, 0, 0, 0 FROM generate_series(1, 1000) AS n;
+
+INSERT INTO tramline_tally_extent (tally, part, count) SELECT -n, 0, 0 FROM generate_series(1, 1000) AS n;
+
+INSERT INTO tramline_tally_part (tally, part, items, remaining, active_at, is_open)
+SELECT -n, 0, 0, 0, 0, false FROM generate_series(1, 1000) AS n;
