@@ -95,6 +95,8 @@ async fn unknown_batch(place: Place) {
     let deleted = carlyle.0.http.delete(carlyle.0.url(&format!("/v1/tallies/{gone}"))).send().await.unwrap();
     assert_eq!(deleted.status(), 204);
     assert_eq!(carlyle.ack(&lost).await.0, 404);
+    let foreign = [format!("{nobody}:3f2504e0-4f89-41d3-9a0c-0305e82c3301:0")];
+    assert_eq!(carlyle.ack(&foreign).await.0, 404, "nobody knows which groups it would have");
     let (status, mixed) = carlyle.ack(&[lost[0].clone(), items[0].clone()]).await;
     assert_eq!((status, &mixed["batchCompletions"]), (200, &complete(batch)["batchCompletions"]));
     assert_eq!((&mixed["results"][0]["id"], &mixed["results"][0]["status"]), (&json!(lost[0]), &json!(404)));

@@ -171,17 +171,18 @@ impl TallyRow {
         now: Time,
         outbox: &mut Vec<Outgoing>,
     ) -> Result<bool> {
+        // One that grows may have grown since it was sealed.
+        let grown = self.growing && self.state != TallyState::Open;
+        let wrong = expected.filter(|expected| *expected != self.total && !grown);
         match self.state {
+            TallyState::Cancelled | TallyState::Expired => Err(self.takes_no_more()),
+            _ if wrong.is_some() => Err(Error::conflict(
+                format!("tally {} has {} items and not {}", self.id, self.total, wrong.unwrap_or_default()),
+                "add what is missing, or seal it without naming a number",
+            )),
             TallyState::Sealed => Ok(false),
             TallyState::Complete => Ok(self.was_completed_by(by)),
-            TallyState::Cancelled | TallyState::Expired => Err(self.takes_no_more()),
             TallyState::Open => {
-                if let Some(expected) = expected.filter(|expected| *expected != self.total) {
-                    return Err(Error::conflict(
-                        format!("tally {} has {} items and not {expected}", self.id, self.total),
-                        "add what is missing, or seal it without naming a number",
-                    ));
-                }
                 self.state = TallyState::Sealed;
                 self.sealed_at = Some(now);
                 self.active_at = now;

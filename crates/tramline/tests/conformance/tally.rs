@@ -118,6 +118,12 @@ async fn a_seal_that_expects_another_number_is_refused_and_leaves_it_open(bed: B
     assert_eq!(bed.try_seal(tally, Some(6)).await.unwrap_err().kind(), Kind::Conflict);
     bed.add(tally, 1).await;
     assert!(bed.try_seal(tally, Some(6)).await.unwrap().tally.is_sealed());
+    assert_eq!(
+        bed.try_seal(tally, Some(7)).await.unwrap_err().kind(),
+        Kind::Conflict,
+        "also when it is sealed"
+    );
+    assert!(bed.try_seal(tally, Some(6)).await.unwrap().tally.is_sealed());
 }
 
 async fn an_unknown_tally_is_not_found_but_an_answer_in_an_ack(bed: Bed) {

@@ -70,12 +70,11 @@ pub(super) async fn ack(
     if ids.len() > MAX_ITEMS {
         return Err(Problem::malformed("there are too many items", "ack at most 100,000 at a time"));
     }
-    let mut sorted = Sorted::default();
+    let (mut sorted, mut lost) = (Sorted::default(), Lost::default());
     for id in &ids {
-        sorted.put(&app, &caller, id).await?;
+        sorted.put(&app, &caller, id, &mut lost).await?;
     }
     let acked = write(&app, sorted.acks).await?;
-    let mut lost = Lost::default();
     let (mut refused, mut results) = (Vec::new(), Vec::new());
     for (id, place) in ids.into_iter().zip(sorted.places) {
         let became = match place {
@@ -103,11 +102,18 @@ struct Sorted {
 }
 
 impl Sorted {
-    async fn put(&mut self, app: &App, caller: &Caller, id: &Value) -> Answer<()> {
+    async fn put(&mut self, app: &App, caller: &Caller, id: &Value, lost: &mut Lost) -> Answer<()> {
         let place = match id.as_str().map(parse_item) {
             Some(Ok(item)) if access::sees(app, caller, item.tally).await? => Ok(self.add(item)),
             Some(Ok(_)) => Err(Refused::unknown()),
-            _ => Err(Refused::malformed(&name(id))),
+            _ => match id.as_str().and_then(batch_of) {
+                Some(batch)
+                    if !access::sees(app, caller, batch).await? || !lost.exists(app, batch).await? =>
+                {
+                    Err(Refused::unknown())
+                }
+                _ => Err(Refused::malformed(&name(id))),
+            },
         };
         self.places.push(place);
         Ok(())
@@ -121,6 +127,19 @@ impl Sorted {
         });
         self.acks[at].items.push(item.number.into());
         (at, self.acks[at].items.len() - 1)
+    }
+}
+
+/// The batch that a name speaks of, whether or not it has such a group: what an unknown batch had nobody knows.
+fn batch_of(name: &str) -> Option<TallyId> {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let uuid =
+        |text: &str| text.len() == 36 && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    match name.split(':').collect::<Vec<_>>()[..] {
+        [batch, group, index] if digits(batch) && uuid(group) && digits(index) => {
+            batch.parse().ok().map(TallyId)
+        }
+        _ => None,
     }
 }
 
