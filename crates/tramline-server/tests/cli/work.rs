@@ -134,6 +134,8 @@ fn a_worker_that_is_told_to_stop_lets_its_command_finish() {
     let worker = server.command(&["work", "t", "--exec", script, "--grace", "1h"]).spawn().unwrap();
     read(&started);
     terminate(&worker);
+    // A whole process and its request later the worker has long heard of it, and the command still runs.
+    assert!(server.count("t", "leased") > 0);
     std::fs::write(go_on, "x").unwrap();
     let said = Said::from(worker.wait_with_output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
