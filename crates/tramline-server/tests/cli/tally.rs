@@ -80,7 +80,12 @@ fn items_that_do_not_exist_are_a_failure_but_the_others_count() {
     assert!(said.err.contains("1 of the items"), "{said:?}");
     assert_eq!(server.run(&["tally", "ack", "999999", "0"]).code, Some(4));
     assert_eq!(server.run(&["tally", "ack", &id, "three"]).code, Some(2));
-    assert_eq!(server.run(&["tally", "seal", &id, "--expected", "9"]).code, Some(0), "it is sealed already");
+    assert_eq!(server.run(&["tally", "seal", &id, "--expected", "3"]).code, Some(0), "it is sealed already");
+    assert_eq!(
+        server.run(&["tally", "seal", &id, "--expected", "9"]).code,
+        Some(1),
+        "but not with that number"
+    );
     assert_eq!(server.run(&["tally", "add", &id, "1"]).code, Some(1));
 }
 
