@@ -125,7 +125,7 @@ impl Tallies {
     /// empty tally is complete at once.
     ///
     /// # Errors
-    /// `NotFound`; `Conflict` when the tally was cancelled or has expired, or has another number of items; then it stays open.
+    /// `NotFound`; `Conflict` when the tally was cancelled or has expired, or has another number of items; then nothing changes.
     pub async fn seal(&self, tally: TallyId, expected: Option<u64>) -> Result<SealedTally> {
         let by = Incarnation::random().0;
         let seal = || self.store.seal_tally(SealTally { tally, expected, by, now: self.clock.now() });

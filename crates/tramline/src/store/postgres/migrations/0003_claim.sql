@@ -56,8 +56,8 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    -- Row by row, each found by its key: as fast as one statement for all of them where there are many, twice as fast where
-    -- there are few, and no plan can go wrong.
+    -- Row by row, each found by its key, so that no plan can go wrong. One statement for all took 22 microseconds for each of many
+    -- rows and 24 to find none; this takes 27 and 9.
     FOREACH place IN ARRAY ranks LOOP
         EXIT WHEN most <= 0 OR left_over;
         FOR found IN
