@@ -13,6 +13,7 @@ install_missing() {
     needs cc build-essential
     needs initdb postgresql
     needs pgbouncer pgbouncer
+    needs mariadbd mariadb-server
     [[ ${#missing[@]} -gt 0 ]] || return 0
     [[ $EUID -eq 0 ]] || fail "programs are missing; install them with: sudo apt-get install ${missing[*]}"
     echo "installing ${missing[*]}" >&2
@@ -22,10 +23,11 @@ install_missing() {
 
 start_servers() {
     # Settings of the caller for a server of their own must not reach the tests.
-    unset "${!PG@}"
+    unset "${!PG@}" "${!MYSQL_@}"
     choose_directory
     start_postgres
     start_pgbouncer
+    start_mariadb
 }
 
 stop_servers() {
@@ -33,6 +35,9 @@ stop_servers() {
     stop_pgbouncer
     if [[ -e $servers/postgres/postmaster.pid ]]; then
         "$servers/postgres-ctl" kill || true
+    fi
+    if [[ -e $servers/mariadb/mariadb.pid ]]; then
+        "$servers/mariadb-ctl" kill || true
     fi
     rm -rf "$servers"
 }
@@ -46,7 +51,7 @@ find_postgres() {
     PATH=$PATH:/usr/sbin:$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
 }
 
-# Debian's packages create and start servers of their own. Two files forbid it while this runs; the lock keeps
+# Debian's packages create and start servers of their own. Two files forbid it (MariaDB's package only fills a directory) while this runs; the lock keeps
 # another run from removing them too early.
 install_packages() (
     local policy=/usr/sbin/policy-rc.d clusters=/etc/postgresql-common/createcluster.d/tramline-test.conf
@@ -165,6 +170,52 @@ stop_pgbouncer() {
     kill "$pgbouncer_pid" 2>/dev/null || true
     wait "$pgbouncer_pid" 2>/dev/null || true
     pgbouncer_pid=
+}
+
+# Settings are the defaults, so that durability is tested by killing the server; only the sizes are those of a test.
+start_mariadb() {
+    local data=$servers/mariadb ctl=$servers/mariadb-ctl attempts=3
+    "${as_server[@]}" mariadb-install-db --no-defaults --datadir="$data" --auth-root-authentication-method=normal \
+        --skip-test-db --cross-bootstrap >"$data.log" 2>&1 || fail "MariaDB cannot be set up: $(tail -n 20 "$data.log")"
+    until choose_port && write_mariadb_ctl "$ctl" "$data" && "$ctl" start 2>/dev/null; do
+        ((--attempts)) || fail "MariaDB does not start: $(tail -n 20 "$data.log")"
+    done
+    export TRAMLINE_TEST_MYSQL=mysql://root@127.0.0.1:$port
+    export TRAMLINE_TEST_MYSQL_CTL=$ctl
+    echo "$(mariadbd --no-defaults --version): $TRAMLINE_TEST_MYSQL" >&2
+}
+
+# As for PostgreSQL. The server has to outlive the script that starts it, and answers when it has recovered.
+write_mariadb_ctl() {
+    cat >"$1" <<-END
+		#!/usr/bin/env bash
+		set -euo pipefail
+		start() {
+		    setsid ${as_server[*]} "$(command -v mariadbd)" --no-defaults --datadir="$2" --socket=mariadb.sock --port=$port \
+		        --bind-address=127.0.0.1 --pid-file=mariadb.pid --skip-name-resolve --max-connections=300 \
+		        --innodb-log-file-size=256M --innodb-buffer-pool-size=512M >>"$2.log" 2>&1 </dev/null &
+		    for _ in {1..300}; do
+		        kill -0 \$! 2>/dev/null || return 1
+		        mariadb-admin --no-defaults -h 127.0.0.1 -P $port -u root ping &>/dev/null && return
+		        sleep 0.1
+		    done
+		    return 1
+		}
+		kill_server() {
+		    local pid
+		    pid=\$(cat "$2/mariadb.pid")
+		    kill -KILL "\$pid"
+		    while kill -0 "\$pid" 2>/dev/null; do sleep 0.05; done
+		    rm -f "$2/mariadb.pid"
+		}
+		case "\${1-}" in
+		start) start ;;
+		restart) kill_server && start ;;
+		kill) kill_server ;;
+		*) echo "usage: \$0 start|restart|kill" >&2 && exit 2 ;;
+		esac
+	END
+    chmod +x "$1"
 }
 
 # Sets `port` to a free one, below the range from which outgoing connections take theirs: a server that is
