@@ -2,12 +2,23 @@
 
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
-use crate::model::id::{EventId, LaneId, SliceId, SubscriptionId};
+use crate::model::id::{ChunkId, EventId, LaneId, SliceId, SubscriptionId};
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::plan::{Changes, LaneView};
+use std::collections::BTreeMap;
+
+/// Events by their chunks.
+pub(crate) fn by_chunk<'a>(ids: impl IntoIterator<Item = &'a EventId>) -> BTreeMap<ChunkId, Mask> {
+    let mut chunks = BTreeMap::new();
+    for id in ids {
+        let mask: &mut Mask = chunks.entry(id.chunk()).or_default();
+        *mask = mask.plus(Mask::of(id.index()));
+    }
+    chunks
+}
 
 /// Takes `mask` out of a slice that nobody has claimed. What is left stays as it is.
 fn cut(slice: &Slice, mask: Mask, changes: &mut Changes) {

@@ -1,7 +1,7 @@
 //! What outcomes make of slices.
 
 use crate::error::{Error, Result};
-use crate::model::id::{ChunkId, EventId, SliceId};
+use crate::model::id::{ChunkId, EventId, LaneId, SliceId};
 use crate::model::mask::Mask;
 use crate::model::outcome::{Outcome, bounded};
 use crate::model::slice::{Slice, State};
@@ -61,6 +61,15 @@ pub fn settle(
 
 /// The leased slices of a lane: all that a failure in it may touch.
 pub type Leased = BTreeMap<(ChunkId, SliceId), Slice>;
+
+/// Leased slices by their lanes.
+pub(crate) fn by_lane_of(slices: Vec<Slice>) -> BTreeMap<LaneId, Leased> {
+    let mut lanes: BTreeMap<LaneId, Leased> = BTreeMap::new();
+    for slice in slices {
+        lanes.entry(slice.lane).or_default().insert((slice.chunk, slice.id), slice);
+    }
+    lanes
+}
 
 /// What a settlement in a lane came to.
 #[derive(Clone, Debug, PartialEq, Eq)]

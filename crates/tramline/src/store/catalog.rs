@@ -8,8 +8,8 @@ use crate::model::name;
 use crate::model::subscription::{Subscription, Topic, TopicSettings};
 use crate::plan::emit::TopicView;
 use crate::store::verbs::{PutSubscription, SetRule};
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// All topics and subscriptions, as of one version.
 #[derive(Debug, Default)]
@@ -136,6 +136,39 @@ impl Catalog {
             )),
         }
     }
+}
+
+/// The last catalogue that was read.
+#[derive(Debug, Default)]
+pub(crate) struct CatalogCache(Mutex<Arc<Catalog>>);
+
+impl CatalogCache {
+    pub(crate) fn get(&self) -> Arc<Catalog> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set(&self, catalog: Arc<Catalog>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = catalog;
+    }
+}
+
+/// The subscription, if it is already as it shall be: most processes put theirs at every start.
+pub(crate) fn as_wanted(catalog: &Catalog, put: &PutSubscription) -> Option<Subscription> {
+    let wanted: BTreeSet<&str> = put.topics.iter().map(String::as_str).collect();
+    let old = catalog.subscription_named(&put.name)?;
+    let same = old.policy == put.policy && old.topics.iter().map(|topic| &**topic).eq(wanted);
+    same.then(|| old.clone())
+}
+
+/// All topics that putting or deleting a subscription touches.
+pub(crate) fn touched<'a>(
+    catalog: &'a Catalog,
+    name: &str,
+    wanted: impl Iterator<Item = &'a str>,
+) -> BTreeSet<TopicId> {
+    let had =
+        catalog.subscription_named(name).into_iter().flat_map(|old| old.topics.iter().map(|topic| &**topic));
+    had.chain(wanted).filter_map(|name| catalog.topic(name)).map(|topic| topic.id).collect()
 }
 
 /// What has to be removed before a topic may be joined again or deleted.

@@ -1,9 +1,10 @@
 //! Tallies as every store writes them.
 
 use crate::error::{Error, Result};
-use crate::model::id::TallyId;
+use crate::model::id::{ChunkId, SubscriptionId, TallyId};
+use crate::model::mask::Mask;
 use crate::model::tally::news::{self, News};
-use crate::model::tally::{NewTally, TallyItem, TallyState};
+use crate::model::tally::{Ending, NewTally, TallyItem, TallyState};
 use crate::model::time::{Time, millis};
 use crate::plan::tally::{TallyRow, Tells};
 use serde_json::Value;
@@ -20,6 +21,14 @@ pub(crate) const METADATA: i16 = -1;
 pub(crate) const RECOUNT: Duration = Duration::from_secs(3600);
 /// How many tallies a sweep counts anew: each may have many parts.
 pub(crate) const RECOUNTS: i64 = 10;
+
+/// Events of one chunk that have ended in a subscription.
+pub(crate) struct Ended {
+    pub(crate) subscription: SubscriptionId,
+    pub(crate) chunk: ChunkId,
+    pub(crate) mask: Mask,
+    pub(crate) ending: Ending,
+}
 
 /// The row of a tally to open, still without a number.
 pub(crate) fn new_row(tally: &NewTally, parent: Option<TallyItem>, now: Time) -> TallyRow {

@@ -156,25 +156,6 @@ pub(super) async fn delete_topic(session: &mut Session<'_>, name: &str) -> Resul
     changed(session).await
 }
 
-/// The subscription, if it is already as it shall be: most processes put theirs at every start.
-pub(super) fn as_wanted(catalog: &Catalog, put: &PutSubscription) -> Option<Subscription> {
-    let wanted: BTreeSet<&str> = put.topics.iter().map(String::as_str).collect();
-    let old = catalog.subscription_named(&put.name)?;
-    let same = old.policy == put.policy && old.topics.iter().map(|topic| &**topic).eq(wanted);
-    same.then(|| old.clone())
-}
-
-/// All topics that putting or deleting a subscription touches.
-pub(super) fn touched<'a>(
-    catalog: &'a Catalog,
-    name: &str,
-    wanted: impl Iterator<Item = &'a str>,
-) -> BTreeSet<TopicId> {
-    let had =
-        catalog.subscription_named(name).into_iter().flat_map(|old| old.topics.iter().map(|topic| &**topic));
-    had.chain(wanted).filter_map(|name| catalog.topic(name)).map(|topic| topic.id).collect()
-}
-
 /// The caller has created and locked the topics, and holds a catalogue that was read after that.
 pub(super) async fn put_subscription(
     session: &mut Session<'_>,

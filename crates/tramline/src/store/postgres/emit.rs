@@ -7,13 +7,14 @@ use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
 use crate::model::id::{ChunkId, TopicId};
 use crate::model::time::{Time, millis};
-use crate::plan::emit::{ChunkPlan, EmitPlan, HeadPlan, Link, Numbers, Place};
+use crate::plan::emit::{ChunkPlan, EmitPlan, HeadPlan, Link, Place};
 use crate::store::catalog::Catalog;
+use crate::store::emit::{Answers, Stored, TRIES, busy, families, named, needs_steps, restless};
 use crate::store::verbs::{Emission, Emit};
 use futures_util::future::join_all;
 use sqlx::{PgConnection, Row};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,9 +25,6 @@ const GROUP_WAIT: Duration = Duration::from_millis(100);
 const LONG_WAIT: Duration = Duration::from_secs(5);
 /// A delay that no sum with a time can overflow: about 30,000 years.
 const LONGEST_DELAY: i64 = 1_000_000_000_000_000;
-/// How often an emit is planned anew because the catalogue changes.
-pub(super) const TRIES: u32 = 10;
-
 /// How a plan is written.
 #[derive(Default)]
 pub(super) struct With {
@@ -42,16 +40,6 @@ impl With {
     fn version(version: i64) -> With {
         With { version: Some(version), ..With::default() }
     }
-}
-
-pub(super) type Units = Vec<Vec<Event>>;
-/// Units by their place in the call, and what became of them.
-type Answers = Vec<(usize, Result<Emission>)>;
-
-/// True for units that one call of a function cannot store: with an idempotency key, or in a tally.
-fn needs_steps(unit: &[Event]) -> bool {
-    unit.first().is_some_and(|event| event.idempotency_key.is_some())
-        || unit.iter().any(|event| event.tally.is_some())
 }
 
 impl PostgresStore {
@@ -340,30 +328,6 @@ impl PostgresStore {
     }
 }
 
-/// The units of a group that need not wait, and those that do, by the key that is locked. If no lock is visible (another
-/// transaction is just creating a key), every first key has to be tried for itself.
-fn families(
-    units: &[Vec<Event>],
-    group: Vec<usize>,
-    locked: &HashSet<(TopicId, String)>,
-) -> (Vec<usize>, Vec<Vec<usize>>) {
-    let locked: HashSet<&str> = locked.iter().map(|(_, key)| key.as_str()).collect();
-    let mut free = Vec::new();
-    let mut families: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for at in group {
-        let mut keys = units[at].iter().filter_map(|event| event.key.as_deref());
-        match keys.find(|key| locked.is_empty() || locked.contains(key)) {
-            Some(key) => families.entry(key).or_default().push(at),
-            None => free.push(at),
-        }
-    }
-    (free, families.into_values().collect())
-}
-
-fn named(event: &Event, catalog: &Catalog) -> Option<(TopicId, String)> {
-    Some((catalog.topic(&event.topic)?.id, event.key.clone()?))
-}
-
 /// A plan of one event.
 struct One<'p> {
     chunk: &'p ChunkPlan,
@@ -394,24 +358,6 @@ fn at(due: Due) -> Option<i64> {
     }
 }
 
-/// The numbers that a plan got.
-pub(super) struct Stored {
-    pub(super) chunks: Vec<ChunkId>,
-    heads: Vec<i64>,
-}
-
-impl Stored {
-    pub(super) fn emissions(&self, plan: &EmitPlan, units: usize) -> Vec<Emission> {
-        let numbers = Numbers { chunks: &self.chunks, heads: &self.heads };
-        let emission = |at| Emission {
-            events: plan.emitted(at, &numbers),
-            wake: plan.wake(at).to_vec(),
-            repeated: false,
-        };
-        (0..units).map(emission).collect()
-    }
-}
-
 /// An event of a plan as the function names it.
 fn number(place: Place) -> i64 {
     (place.chunk as i64 + 1) * 64 + i64::from(place.index)
@@ -433,15 +379,4 @@ fn links<'a>(chunks: impl Iterator<Item = &'a [Link]>) -> (Vec<Option<i32>>, Vec
         }
     }
     (firsts, all)
-}
-
-fn busy() -> Error {
-    Error::unavailable(
-        "another transaction has locked a key of this emit, or its topic, for too long",
-        "end that transaction; then emit again",
-    )
-}
-
-pub(super) fn restless() -> Error {
-    Error::unavailable("topics and subscriptions change too fast to emit", "try again when they have settled")
 }

@@ -2,7 +2,7 @@
 //! tallies.
 
 use super::PostgresStore;
-use super::emit::{Stored, TRIES, Units, With, restless};
+use super::emit::With;
 use super::session::{Begin, Session};
 use super::tally::place::place;
 use crate::error::{Error, Result};
@@ -11,6 +11,7 @@ use crate::model::id::TopicId;
 use crate::model::time::{Time, millis};
 use crate::plan::emit::EmitPlan;
 use crate::store::catalog::Catalog;
+use crate::store::emit::{Stored, TRIES, Units, restless};
 use crate::store::idempotency::{self, Entry};
 use crate::store::verbs::Emission;
 use sqlx::Row;

@@ -12,6 +12,7 @@ use crate::model::slice::{Slice, State};
 use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
 use crate::plan::mend::find;
+use crate::store::proven::Proven;
 use crate::store::verbs::{
     DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Worker,
 };
@@ -19,7 +20,6 @@ use bytes::Bytes;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Sums of bit counts, in one walk over the subscription's slices. A row holds up to 64 events.
@@ -221,22 +221,6 @@ async fn writers(session: &mut Session<'_>, topic: TopicId) -> Result<HashSet<St
                AND k.classid = 'tramline_topic'::regclass::oid AND k.objid = $1::oid AND k.objsubid = 2";
     let query = session.query(sql).bind(sqlx::postgres::types::Oid(topic.0 as u32));
     session.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
-}
-
-/// Up to which chunk the log of each topic is known to be complete. Kept, so that readers of a busy topic get on.
-#[derive(Debug, Default)]
-pub(super) struct Proven(Mutex<HashMap<TopicId, ChunkId>>);
-
-impl Proven {
-    fn get(&self, topic: TopicId) -> ChunkId {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&topic).copied().unwrap_or_default()
-    }
-
-    fn raise(&self, topic: TopicId, to: ChunkId) {
-        let mut proven = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let chunk = proven.entry(topic).or_default();
-        *chunk = to.max(*chunk);
-    }
 }
 
 /// Uses `tramline_slice_claim`; the sum keeps the server from walking along the primary key until it has found enough.

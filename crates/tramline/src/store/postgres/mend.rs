@@ -5,12 +5,12 @@ use super::look::slices_of;
 use super::rows::{apply, chunks, slices, write_lanes};
 use super::session::Session;
 use crate::error::Result;
-use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
+use crate::model::id::{EventId, LaneId, SubscriptionId};
 use crate::model::lane::{self, Lane};
 use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
-use crate::plan::mend::{adopt as plan_adopt, find, hasten, remove, replay, resend as plan_resend};
+use crate::plan::mend::{adopt as plan_adopt, by_chunk, find, hasten, remove, replay, resend as plan_resend};
 use crate::plan::{Changes, LaneView};
 use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
 use sqlx::Row;
@@ -56,15 +56,6 @@ impl Bench {
         let lanes: Vec<&Lane> = self.views.values().map(|view| &view.lane).collect();
         write_lanes(session, &lanes).await
     }
-}
-
-fn by_chunk<'a>(ids: impl IntoIterator<Item = &'a EventId>) -> BTreeMap<ChunkId, Mask> {
-    let mut chunks = BTreeMap::new();
-    for id in ids {
-        let mask: &mut Mask = chunks.entry(id.chunk()).or_default();
-        *mask = mask.plus(Mask::of(id.index()));
-    }
-    chunks
 }
 
 pub(super) async fn revive(session: &mut Session<'_>, revive: &Revive) -> Result<u64> {

@@ -26,7 +26,6 @@ mod remote;
 mod rows;
 mod session;
 mod settle;
-mod spare;
 mod step;
 mod store;
 mod sweep;
@@ -42,10 +41,10 @@ use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
+use crate::store::proven::Proven;
+use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Claim, Emission, Settle, Settled};
-use look::Proven;
 use session::{BY_INDEX_FOR_EVER, Begin, CatalogCache, Planner, Session, Texts};
-use spare::{Hot, Spares};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Transaction};
 use std::collections::BTreeSet;
@@ -69,7 +68,7 @@ pub struct PostgresStore {
     own: PgPool,
     /// For callers.
     pool: PgPool,
-    spares: Spares,
+    spares: Spares<Postgres>,
     texts: Texts,
     cache: CatalogCache,
     proven: Proven,
@@ -194,7 +193,7 @@ impl PostgresStore {
         })
     }
 
-    async fn connection(&self) -> Result<Hot<'_>> {
+    async fn connection(&self) -> Result<Hot<'_, Postgres>> {
         self.spares.take(&self.own).await
     }
 

@@ -5,15 +5,16 @@ use super::lanes::{leased, load_chunks, load_keys, load_marks, load_running};
 use super::rows::{apply, lane, slices, write_lanes};
 use super::session::Session;
 use crate::error::Result;
-use crate::model::id::{ChunkId, LaneId, SubscriptionId};
+use crate::model::id::{LaneId, SubscriptionId};
 use crate::model::lane::{Held, Known, Lane};
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
-use crate::plan::lane::{before_suspects, take, take_over, take_suspect};
+use crate::plan::lane::{take, take_over, take_suspect};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
+use crate::store::lanes::{Work, add, choose_suspects, cut, group, prefer_earlier};
 use crate::store::verbs::{Claim, Suspects};
 use sqlx::Row;
 use std::collections::{BTreeMap, BTreeSet};
@@ -253,14 +254,6 @@ async fn take_from(
     Ok(false)
 }
 
-/// What one lane has to offer.
-#[derive(Default)]
-struct Work {
-    suspects: Vec<Slice>,
-    waiting: Vec<Slice>,
-    ready: Vec<Slice>,
-}
-
 /// Suspects, due waiting slices and ready slices of all lanes in one statement, and more ready ones as long as less is
 /// there than wanted. Ready slices come as whole chunks (`WITH TIES`) and not beyond the bytes that are wanted.
 ///
@@ -327,43 +320,6 @@ async fn load_work(
     Ok(work)
 }
 
-/// Of lanes that nobody holds, what comes before their suspects is taken before these. True if there is something of the kind.
-fn prefer_earlier(
-    work: &mut BTreeMap<LaneId, Work>,
-    views: &BTreeMap<LaneId, LaneView>,
-    now: Time,
-    changes: &mut Changes,
-) -> bool {
-    let mut found = false;
-    for (lane, work) in work.iter_mut().filter(|(_, work)| !work.suspects.is_empty()) {
-        if views.get(lane).is_some_and(|view| view.lane.is_held(now)) {
-            continue;
-        }
-        let earlier = before_suspects(&work.ready, &work.suspects, changes);
-        if !earlier.is_empty() {
-            *work = Work { ready: earlier, ..Work::default() };
-            found = true;
-        }
-    }
-    found
-}
-
-/// A lane with suspects, if the claim may take one: nobody holds the lane, and nothing else was taken.
-fn choose_suspects(
-    claim: &Claim,
-    work: &mut BTreeMap<LaneId, Work>,
-    views: &BTreeMap<LaneId, LaneView>,
-    now: Time,
-    raw: &RawClaim,
-) -> Option<Work> {
-    if claim.suspects == Suspects::Leave || !raw.slices.is_empty() {
-        return None;
-    }
-    let free = |lane: &LaneId| views.get(lane).is_some_and(|view| !view.lane.is_held(now));
-    let chosen = work.iter_mut().find(|(lane, work)| !work.suspects.is_empty() && free(lane))?;
-    Some(std::mem::take(chosen.1))
-}
-
 /// Takes a part of one suspect. False when all of them wait behind their keys and were set aside.
 async fn take_one(
     session: &mut Session<'_>,
@@ -387,24 +343,6 @@ async fn take_one(
     Ok(took)
 }
 
-/// Keeps the ready slices up to the chunk at which all lanes together hold what is wanted. So lanes are served in step,
-/// oldest chunk first: a claim reads few chunks, and no lane falls behind.
-fn cut(work: &mut BTreeMap<LaneId, Work>, wanted: u32) {
-    let mut chunks: Vec<(ChunkId, u32)> = work
-        .values()
-        .flat_map(|work| work.ready.iter().map(|slice| (slice.chunk, slice.mask.count())))
-        .collect();
-    chunks.sort_unstable();
-    let mut events = 0;
-    let last = chunks.into_iter().find(|(_, count)| {
-        events += count;
-        events >= wanted
-    });
-    if let Some((last, _)) = last {
-        work.values_mut().for_each(|work| work.ready.retain(|slice| slice.chunk <= last));
-    }
-}
-
 /// Where no key is parked and nothing has to wait, keys do not matter: then only what is taken is read, after that.
 async fn load_what_matters(
     session: &mut Session<'_>,
@@ -420,26 +358,6 @@ async fn load_what_matters(
     load_chunks(session, views, &known, raw).await?;
     load_marks(session, views, &known).await?;
     load_running(session, views, &delayed).await
-}
-
-fn group(slices: Vec<Slice>) -> BTreeMap<LaneId, Vec<Slice>> {
-    let mut lanes: BTreeMap<LaneId, Vec<Slice>> = BTreeMap::new();
-    for slice in slices {
-        lanes.entry(slice.lane).or_default().push(slice);
-    }
-    lanes
-}
-
-fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
-    if !view.gaps.is_empty() {
-        for event in taken.iter().filter(|slice| !slice.replayed).flat_map(Slice::events) {
-            let skipped = view.skipped(event);
-            if !skipped.is_empty() {
-                raw.skipped.insert(event, skipped);
-            }
-        }
-    }
-    raw.slices.extend(taken);
 }
 
 /// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.

@@ -3,15 +3,15 @@
 use super::catalog;
 use super::tally::ack::events_ended;
 use crate::error::Result;
-use crate::model::id::{ChunkId, SubscriptionId, TallyId};
-use crate::model::mask::Mask;
-use crate::model::tally::Ending;
+use crate::model::id::{SubscriptionId, TallyId};
 use crate::model::time::Time;
+pub(super) use crate::store::catalog::CatalogCache;
 use crate::store::catalog::Catalog;
+pub(super) use crate::store::tally::Ended;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// A statement to which values can be bound.
 pub(super) type Query = sqlx::query::Query<'static, Postgres, PgArguments>;
@@ -50,20 +50,6 @@ impl Texts {
 pub(super) fn qualify(sql: &str, schema: &str) -> String {
     let prefix = format!("{schema}.tramline_");
     sql.replace("tramline_", &prefix).replace(&format!("INDEX {prefix}"), "INDEX tramline_")
-}
-
-/// The last catalogue that was read.
-#[derive(Debug, Default)]
-pub(super) struct CatalogCache(Mutex<Arc<Catalog>>);
-
-impl CatalogCache {
-    pub(super) fn get(&self) -> Arc<Catalog> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(super) fn set(&self, catalog: Arc<Catalog>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = catalog;
-    }
 }
 
 /// The planner's settings of a transaction that is not ours.
@@ -146,14 +132,6 @@ pub(super) struct Session<'c> {
     pub(super) catalog: Arc<Catalog>,
     /// What ended in this step and may be items of tallies.
     ended: Vec<Ended>,
-}
-
-/// Events of one chunk that have ended in a subscription.
-pub(super) struct Ended {
-    pub(super) subscription: SubscriptionId,
-    pub(super) chunk: ChunkId,
-    pub(super) mask: Mask,
-    pub(super) ending: Ending,
 }
 
 impl<'c> Session<'c> {

@@ -13,7 +13,7 @@ use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
 use crate::model::tally::Ending;
 use crate::plan::release::{release as plan_release, release_lane};
-use crate::plan::settle::{Leased, settle as plan_settle, settle_lane};
+use crate::plan::settle::{by_lane_of, settle as plan_settle, settle_lane};
 use crate::plan::{Changes, LaneView};
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
 use sqlx::Row;
@@ -252,14 +252,6 @@ async fn load_lanes(
     load_keys(session, views, &all).await?;
     load_marks(session, views, &all).await?;
     Ok(all)
-}
-
-fn by_lane_of(slices: Vec<Slice>) -> BTreeMap<LaneId, Leased> {
-    let mut lanes: BTreeMap<LaneId, Leased> = BTreeMap::new();
-    for slice in slices {
-        lanes.entry(slice.lane).or_default().insert((slice.chunk, slice.id), slice);
-    }
-    lanes
 }
 
 /// Rows that another transaction has locked are passed over: a handler's own transaction may have them for long, and the

@@ -1,6 +1,6 @@
 //! How a step ends: committed, given up, or tried again; and what the server's errors mean.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use sqlx::{Postgres, Transaction};
 use std::time::Duration;
 
@@ -103,32 +103,4 @@ pub(super) fn lost_against_another(error: &Error) -> bool {
 /// A lock was not given in time.
 pub(super) fn waited_too_long(error: &Error) -> bool {
     matches!(code(error).as_deref(), Some("55P03"))
-}
-
-impl From<sqlx::Error> for Error {
-    fn from(error: sqlx::Error) -> Error {
-        let state = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
-        let (kind, remedy) = match (&state[..state.len().min(2)], &error) {
-            (_, sqlx::Error::PoolTimedOut) => (
-                Kind::Unavailable,
-                "no connection was free or could be made in time; check that the server runs, else raise max_connections",
-            ),
-            ("", _) => {
-                (Kind::Unavailable, "check that the server runs and can be reached; work goes on by itself")
-            }
-            ("22", _) => (Kind::Invalid, "the database cannot store this value; see the cause"),
-            ("28" | "3D", _) => (Kind::Unavailable, "check user, password and database in the URL"),
-            ("3F" | "42", _) => (
-                Kind::Unavailable,
-                "check the user's rights, and that the schema was migrated by this version",
-            ),
-            ("40", _) => (Kind::Unavailable, "another transaction was in the way; try again"),
-            ("53", _) => {
-                (Kind::Unavailable, "the server is out of space, memory or connections; give it more")
-            }
-            ("55", _) => (Kind::Unavailable, "another transaction holds a lock; try again when it has ended"),
-            _ => (Kind::Unavailable, "try again; if it stays, see the server's log"),
-        };
-        Error::new(kind, "PostgreSQL failed", remedy).because(error)
-    }
 }

@@ -12,7 +12,7 @@ use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
-use crate::store::catalog::Catalog;
+use crate::store::catalog::{Catalog, as_wanted, touched};
 use crate::store::deleted::InTheWay;
 use crate::store::verbs::*;
 use crate::store::verbs_tally::*;
@@ -49,7 +49,7 @@ impl Store for PostgresStore {
         self.clear(left.clone()).await?;
         let known =
             step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(put.now)), |session| async {
-                Ok(catalog::as_wanted(&session.catalog, &put))
+                Ok(as_wanted(&session.catalog, &put))
             })?;
         if let Some(subscription) = known {
             return Ok(subscription);
@@ -59,7 +59,7 @@ impl Store for PostgresStore {
         }
         let names = || put.topics.iter().map(String::as_str);
         self.create_topics(names()).await?;
-        let topics = |catalog: &Catalog| catalog::touched(catalog, &put.name, names());
+        let topics = |catalog: &Catalog| touched(catalog, &put.name, names());
         let subscription =
             step!(self, Tries::patient(), |tx| self.changing(tx, put.now, topics), |session| {
                 catalog::put_subscription(session, &put)
@@ -76,7 +76,7 @@ impl Store for PostgresStore {
     }
 
     async fn delete_subscription(&self, name: &str) -> Result<()> {
-        let topics = |catalog: &Catalog| catalog::touched(catalog, name, std::iter::empty());
+        let topics = |catalog: &Catalog| touched(catalog, name, std::iter::empty());
         step!(self, Tries::patient(), |tx| self.changing(tx, None, topics), |session| {
             catalog::delete_subscription(session, name)
         })

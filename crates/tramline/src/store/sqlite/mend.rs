@@ -8,12 +8,11 @@ use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
-use crate::plan::mend::{find, hasten, remove, replay, resend as plan_resend};
+use crate::plan::mend::{by_chunk, find, hasten, remove, replay, resend as plan_resend};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
 use rusqlite::{Connection, params};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<u64> {
@@ -52,15 +51,6 @@ fn chosen_by_id(session: &Session<'_>, id: SubscriptionId, ids: &[EventId]) -> R
         }
     }
     Ok(chosen)
-}
-
-fn by_chunk(ids: &[EventId]) -> BTreeMap<ChunkId, Mask> {
-    let mut chunks = BTreeMap::new();
-    for id in ids {
-        let mask: &mut Mask = chunks.entry(id.chunk()).or_default();
-        *mask = mask.plus(Mask::of(id.index()));
-    }
-    chunks
 }
 
 /// Changes one slice, under the lock of its lane if it has one.

@@ -2,28 +2,28 @@
 //! statement does; a lone emit or claim would wait for that twice.
 
 use crate::error::Result;
-use sqlx::pool::PoolConnection;
-use sqlx::{PgConnection, PgPool, Postgres};
+use sqlx::pool::{Pool, PoolConnection};
+use sqlx::Database;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A few connections that were used a moment ago.
 #[derive(Debug)]
-pub(super) struct Spares {
-    idle: Mutex<Vec<(PoolConnection<Postgres>, Instant)>>,
+pub(crate) struct Spares<DB: Database> {
+    idle: Mutex<Vec<(PoolConnection<DB>, Instant)>>,
     most: usize,
     stale: Duration,
 }
 
-impl Spares {
+impl<DB: Database> Spares<DB> {
     /// At most `most` of them; those that nobody used for as long as `stale` go back to the pool, which looks after them.
-    pub(super) fn new(most: usize, stale: Duration) -> Spares {
+    pub(crate) fn new(most: usize, stale: Duration) -> Spares<DB> {
         Spares { idle: Mutex::default(), most, stale }
     }
 
     /// A connection: the one that was used last, or one of the pool.
-    pub(super) async fn take(&self, pool: &PgPool) -> Result<Hot<'_>> {
+    pub(crate) async fn take(&self, pool: &Pool<DB>) -> Result<Hot<'_, DB>> {
         self.shed();
         let last = self.idle().pop();
         let conn = match last {
@@ -34,7 +34,7 @@ impl Spares {
     }
 
     /// Gives those back to the pool that nobody used for long. The first ones are the oldest, as the last one is taken first.
-    pub(super) fn shed(&self) {
+    pub(crate) fn shed(&self) {
         let mut idle = self.idle();
         while idle.first().is_some_and(|(_, since)| since.elapsed() >= self.stale) {
             idle.remove(0);
@@ -42,24 +42,29 @@ impl Spares {
     }
 
     /// Gives all of them back to the pool.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.idle().clear();
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(PoolConnection<Postgres>, Instant)>> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(PoolConnection<DB>, Instant)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A connection in use. It goes back to the pool unless it is kept.
-pub(super) struct Hot<'s> {
-    conn: PoolConnection<Postgres>,
-    spares: &'s Spares,
+pub(crate) struct Hot<'s, DB: Database> {
+    conn: PoolConnection<DB>,
+    spares: &'s Spares<DB>,
 }
 
-impl Hot<'_> {
+impl<DB: Database> Hot<'_, DB> {
+    /// It cannot be used any more: it is closed, and the server undoes what was left open.
+    pub(crate) fn abandon(mut self) {
+        self.conn.close_on_drop();
+    }
+
     /// All went well: it stays at hand.
-    pub(super) fn keep(self) {
+    pub(crate) fn keep(self) {
         let mut idle = self.spares.idle();
         if idle.len() < self.spares.most {
             idle.push((self.conn, Instant::now()));
@@ -67,16 +72,16 @@ impl Hot<'_> {
     }
 }
 
-impl Deref for Hot<'_> {
-    type Target = PgConnection;
+impl<DB: Database> Deref for Hot<'_, DB> {
+    type Target = DB::Connection;
 
-    fn deref(&self) -> &PgConnection {
+    fn deref(&self) -> &DB::Connection {
         &self.conn
     }
 }
 
-impl DerefMut for Hot<'_> {
-    fn deref_mut(&mut self) -> &mut PgConnection {
+impl<DB: Database> DerefMut for Hot<'_, DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
         &mut self.conn
     }
 }
