@@ -165,6 +165,7 @@ impl Options {
                     None => Arc::new(InProcess::new()),
                 }
             }
+            (None, Opened::Mysql(_)) => Arc::new(InProcess::new()),
             (None, Opened::Sqlite(store)) => match store.path() {
                 Some(path) => Arc::new(FileWatch::new(path)?),
                 None => Arc::new(InProcess::new()),

@@ -122,9 +122,14 @@ impl Slice {
         Lease { lane: self.lane, chunk: self.chunk, slice: self.id, epoch: self.epoch, owner: self.owner }
     }
 
+    /// True if a claim has it.
+    pub(crate) fn is_taken(&self) -> bool {
+        matches!(self.state, State::Leased | State::Consumed)
+    }
+
     /// True if `lease` is the current one.
     pub fn is_under(&self, lease: &Lease) -> bool {
-        matches!(self.state, State::Leased | State::Consumed) && self.lease() == *lease
+        self.is_taken() && self.lease() == *lease
     }
 
     /// The ids of its events, ascending.

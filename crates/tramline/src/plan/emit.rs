@@ -185,6 +185,11 @@ impl EmitPlan {
         self.places[at].iter().map(emitted).collect()
     }
 
+    /// The topics that it writes to.
+    pub fn topics(&self) -> BTreeSet<TopicId> {
+        self.chunks.iter().map(|chunk| chunk.topic).collect()
+    }
+
     /// The subscriptions that unit `at` gives work to.
     pub fn wake(&self, at: usize) -> &[SubscriptionId] {
         &self.wake[at]

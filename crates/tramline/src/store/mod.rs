@@ -11,6 +11,7 @@ pub(crate) mod driver;
 pub(crate) mod emit;
 pub(crate) mod idempotency;
 pub(crate) mod lanes;
+pub mod mysql;
 pub mod postgres;
 pub(crate) mod proven;
 pub(crate) mod spare;
@@ -28,6 +29,7 @@ use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use async_trait::async_trait;
+use mysql::MysqlStore;
 use postgres::PostgresStore;
 use sqlite::SqliteStore;
 use std::sync::Arc;
@@ -35,7 +37,7 @@ use verbs::*;
 use verbs_tally::*;
 
 /// Opens the store behind a URL, and brings it up to date: `sqlite://path`, `sqlite::memory:`,
-/// `postgres://user@host/database`.
+/// `postgres://user@host/database`, `mysql://user@host/database`.
 ///
 /// # Errors
 /// `Invalid` for a URL that names no store, and whatever opening that store gives.
@@ -47,6 +49,7 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
 #[derive(Clone, Debug)]
 pub(crate) enum Opened {
     Sqlite(Arc<SqliteStore>),
+    Mysql(Arc<MysqlStore>),
     Postgres(Arc<PostgresStore>),
 }
 
@@ -54,6 +57,7 @@ impl Opened {
     pub(crate) fn store(&self) -> Arc<dyn Store> {
         match self {
             Opened::Sqlite(store) => store.clone(),
+            Opened::Mysql(store) => store.clone(),
             Opened::Postgres(store) => store.clone(),
         }
     }
@@ -69,6 +73,9 @@ pub(crate) async fn open_kind(url: &str) -> Result<Opened> {
     if url.starts_with("postgres://") || url.starts_with("postgresql://") {
         return Ok(Opened::Postgres(Arc::new(PostgresStore::open(url.parse()?).await?)));
     }
+    if url.starts_with("mysql://") || url.starts_with("mariadb://") {
+        return Ok(Opened::Mysql(Arc::new(MysqlStore::open(url.parse()?).await?)));
+    }
     Err(unknown(url))
 }
 
@@ -79,6 +86,7 @@ pub(crate) async fn open_kind(url: &str) -> Result<Opened> {
 pub fn migrations(url: &str) -> Result<String> {
     match url.split(':').next() {
         Some("postgres" | "postgresql") => Ok(url.parse::<postgres::PostgresOptions>()?.migrations()),
+        Some("mysql" | "mariadb") => Ok(MysqlStore::migrations()),
         Some("sqlite") => Ok(SqliteStore::migrations()),
         _ => Err(unknown(url)),
     }
@@ -88,7 +96,7 @@ fn unknown(url: &str) -> Error {
     let scheme = url.split(':').next().unwrap_or_default();
     Error::invalid(
         format!("{scheme:?} is not a known kind of store"),
-        "use sqlite://path, sqlite::memory: or postgres://user@host/database",
+        "use sqlite://path, sqlite::memory:, postgres://user@host/database or mysql://user@host/database",
     )
 }
 

@@ -51,7 +51,7 @@ impl Bed {
     pub(crate) async fn twin(&self) -> Bed {
         let store = match self.fresh.place {
             Place::SqliteMemory => self.store.clone(),
-            Place::SqliteFile | Place::Postgres => tramline::store::open(&self.fresh.url).await.unwrap(),
+            Place::SqliteFile | Place::Postgres | Place::Mysql => tramline::store::open(&self.fresh.url).await.unwrap(),
         };
         Bed { store, ..self.clone() }
     }
@@ -251,7 +251,7 @@ impl Bed {
                 let path = self.fresh.url.trim_start_matches("sqlite://");
                 rusqlite::Connection::open(path).unwrap().execute(sql, []).unwrap();
             }
-            Place::Postgres => self.fresh.execute(sql).await,
+            Place::Postgres | Place::Mysql => self.fresh.execute(sql).await,
         }
         true
     }

@@ -11,6 +11,7 @@ macro_rules! conformance {
         conformance!(@store sqlite, SqliteFile, $($test,)*);
         conformance!(@store sqlite_memory, SqliteMemory, $($test,)*);
         conformance!(@store postgres, Postgres, $($test,)*);
+        conformance!(@store mysql, Mysql, $($test,)*);
     };
     (@store $store:ident, $place:ident, $($test:ident,)*) => {
         mod $store {

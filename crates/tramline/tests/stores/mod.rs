@@ -14,6 +14,7 @@ pub(crate) enum Place {
     SqliteFile,
     SqliteMemory,
     Postgres,
+    Mysql,
 }
 
 /// A store that nobody else uses. It is gone after [`Fresh::close`].
@@ -32,6 +33,11 @@ impl Fresh {
             (None, Place::Postgres) => {
                 format!("{}?schema=conf_{:x}&options={NO_SYNC}", postgres(), Incarnation::random().0)
             }
+            (None, Place::Mysql) => {
+                let name = format!("conf_{:x}", Incarnation::random().0);
+                execute_on_mysql("", &format!("CREATE DATABASE {name}")).await;
+                format!("{}/{name}", mysql())
+            }
             (None, _) => "sqlite::memory:".to_owned(),
         };
         let store = store::open(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"));
@@ -43,15 +49,25 @@ impl Fresh {
         if let (Place::Postgres, Some(schema)) = (self.place, self.schema()) {
             self.execute(&format!("DROP SCHEMA IF EXISTS {schema} CASCADE")).await;
         }
+        if let (Place::Mysql, Some(name)) = (self.place, self.database()) {
+            execute_on_mysql("", &format!("DROP DATABASE IF EXISTS {name}")).await;
+        }
+    }
+
+    fn database(&self) -> Option<&str> {
+        self.url.rsplit('/').next()
     }
 
     fn schema(&self) -> Option<&str> {
         self.url.split(['?', '&']).find_map(|part| part.strip_prefix("schema="))
     }
 
-    /// Runs a statement on PostgreSQL, in the schema of the store.
+    /// Runs a statement on the server of the store, where its tables are.
     pub(crate) async fn execute(&self, sql: &str) {
         use sqlx::Connection;
+        if let (Place::Mysql, Some(name)) = (self.place, self.database()) {
+            return execute_on_mysql(name, sql).await;
+        }
         let mut connection = sqlx::PgConnection::connect(&postgres()).await.unwrap();
         let schema = self.schema().unwrap_or("public");
         let sql = sqlx::AssertSqlSafe(format!("SET search_path = {schema}; {sql}"));
@@ -61,6 +77,16 @@ impl Fresh {
 
 fn postgres() -> String {
     std::env::var("TRAMLINE_TEST_POSTGRES").expect("TRAMLINE_TEST_POSTGRES is not set: run ./test")
+}
+
+fn mysql() -> String {
+    std::env::var("TRAMLINE_TEST_MYSQL").expect("TRAMLINE_TEST_MYSQL is not set: run ./test")
+}
+
+async fn execute_on_mysql(database: &str, sql: &str) {
+    use sqlx::Connection;
+    let mut connection = sqlx::MySqlConnection::connect(&format!("{}/{database}", mysql())).await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
 }
 
 /// In memory where the system has a directory for it.

@@ -1,0 +1,346 @@
+//! Topics, subscriptions and rules, and the copy of them that every process keeps.
+
+use super::erase;
+use super::session::{Session, VERSION};
+use super::sql::{Columns, insert, join, list, maybe, maybe_text, overwrite, text};
+use crate::error::{Error, Result};
+use crate::model::id::{LaneId, SubscriptionId, TopicId};
+use crate::model::lane::DEFAULT_LANES;
+use crate::model::name;
+use crate::model::rule::{AuditEntry, Rule, RuleKind};
+use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
+use crate::model::time::{Time, millis};
+use crate::store::catalog::{Catalog, still_left};
+use crate::store::deleted::{Deleted, lanes_of};
+use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
+use sqlx::mysql::MySqlRow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reads all topics and subscriptions. The version comes first: what is read later may be newer, never older.
+pub(super) async fn load(session: &mut Session<'_>) -> Result<Catalog> {
+    let sets = session
+        .sets(vec![
+            VERSION.to_owned(),
+            "SELECT id, name, lanes, retention_ms, created_at, owner FROM tramline_topic ORDER BY name".to_owned(),
+            "SELECT id, name, policy, created_at FROM tramline_subscription ORDER BY name".to_owned(),
+            "SELECT subscription, topic FROM tramline_subscription_topic".to_owned(),
+        ])
+        .await?;
+    let version = sets[0].first().map_or(Ok(0), |row| row.int(0))?;
+    let topics: Vec<Topic> = sets[1].iter().map(topic).collect::<Result<_>>()?;
+    let names: BTreeMap<TopicId, Arc<str>> =
+        topics.iter().map(|topic| (topic.id, topic.name.clone())).collect();
+    let mut consumed: BTreeMap<SubscriptionId, BTreeSet<Arc<str>>> = BTreeMap::new();
+    for row in &sets[3] {
+        let of = consumed.entry(SubscriptionId(row.int(0)?)).or_default();
+        of.extend(names.get(&TopicId(row.int(1)?)).cloned());
+    }
+    let mut subscriptions = Vec::new();
+    for row in &sets[2] {
+        let id = SubscriptionId(row.int(0)?);
+        subscriptions.push(Subscription {
+            id,
+            name: row.text(1)?.into(),
+            topics: consumed.remove(&id).unwrap_or_default().into_iter().collect(),
+            policy: policy(&row.text(2)?)?,
+            created_at: row.time(3)?,
+        });
+    }
+    Ok(Catalog::new(version, topics, subscriptions))
+}
+
+fn topic(row: &MySqlRow) -> Result<Topic> {
+    Ok(Topic {
+        id: TopicId(row.int(0)?),
+        name: row.text(1)?.into(),
+        lanes: row.int(2)? as u32,
+        retention: Duration::from_millis(row.int(3)?.max(0).cast_unsigned()),
+        created_at: row.time(4)?,
+        owner: row.maybe_text(5)?.map(Arc::from),
+    })
+}
+
+fn policy(text: &str) -> Result<Policy> {
+    serde_json::from_str(text).map_err(|error| {
+        Error::invalid("a stored policy cannot be read", "upgrade: it was written by a newer version")
+            .because(error)
+    })
+}
+
+/// Raises the version. Changes of the catalogue wait for each other here, until they are committed.
+fn changed(session: &mut Session<'_>) {
+    session.write("UPDATE tramline_meta SET value = value + 1 WHERE name = 'catalog'");
+}
+
+/// Keeps emits away from topics until the transaction ends; waits for those under way. Sorted, so that two changes
+/// never wait in a circle. New emits queue behind a waiting change, so it must not wait long: see [`super::SETUP`].
+pub(super) async fn lock_topics(session: &mut Session<'_>, topics: &BTreeSet<TopicId>) -> Result<()> {
+    if topics.is_empty() {
+        return Ok(());
+    }
+    let sql = format!(
+        "SELECT id FROM tramline_gate WHERE kind = 0 AND id IN ({}) AND side IN (0, 1) \
+         ORDER BY kind, id, side FOR UPDATE",
+        list(topics.iter().map(|topic| topic.0))
+    );
+    session.rows(sql).await.map(|_| ())
+}
+
+/// Keeps everything that writes slices of a subscription away until the transaction ends.
+async fn lock_subscription(session: &mut Session<'_>, id: SubscriptionId) -> Result<()> {
+    let sql = format!("SELECT id FROM tramline_gate WHERE kind = 1 AND id = {} AND side = 0 FOR UPDATE", id.0);
+    session.rows(sql).await.map(|_| ())
+}
+
+/// Creates the topics that do not exist yet. Gives true if there were any.
+pub(super) async fn create_missing(session: &mut Session<'_>, names: &[&str]) -> Result<bool> {
+    let catalog = session.catalog.clone();
+    let missing: BTreeSet<&str> =
+        names.iter().copied().filter(|name| catalog.topic(name).is_none()).collect();
+    for name in &missing {
+        insert_topic(session, name, &TopicSettings::default()).await?;
+    }
+    if !missing.is_empty() {
+        changed(session);
+    }
+    Ok(!missing.is_empty())
+}
+
+/// If another process created it first, the server says so, and the step begins anew.
+async fn insert_topic(session: &mut Session<'_>, name: &str, settings: &TopicSettings) -> Result<Topic> {
+    name::check("topic", name)?;
+    let owner = settings.owner(None);
+    let sql = format!(
+        "INSERT INTO tramline_topic (name, lanes, retention_ms, created_at, owner) VALUES ({}, {}, {}, {}, {})",
+        text(name),
+        settings.lanes.unwrap_or(DEFAULT_LANES),
+        millis(settings.retention.unwrap_or(DEFAULT_RETENTION)),
+        session.now.0,
+        maybe_text(owner.as_deref()),
+    );
+    session.write(sql);
+    let gates = "INSERT INTO tramline_gate (kind, id, side) \
+                 VALUES (0, LAST_INSERT_ID(), 0), (0, LAST_INSERT_ID(), 1), (0, LAST_INSERT_ID(), 2), \
+                 (0, LAST_INSERT_ID(), 3)";
+    session.write(gates);
+    let sql = format!(
+        "SELECT id, name, lanes, retention_ms, created_at, owner FROM tramline_topic WHERE name = {}",
+        text(name)
+    );
+    let rows = session.rows(sql).await?;
+    rows.first().map_or_else(|| Err(Error::unavailable("the topic is gone", "try again")), topic)
+}
+
+pub(super) async fn put_topic(session: &mut Session<'_>, put: &PutTopic) -> Result<Topic> {
+    put.settings.check()?;
+    let catalog = session.catalog.clone();
+    let Some(old) = catalog.topic(&put.name) else {
+        let created = insert_topic(session, &put.name, &put.settings).await?;
+        changed(session);
+        return Ok(created);
+    };
+    let topic = old.changed(&put.settings)?;
+    if topic != *old {
+        session.write(format!(
+            "UPDATE tramline_topic SET retention_ms = {}, owner = {} WHERE id = {}",
+            millis(topic.retention),
+            maybe_text(topic.owner.as_deref()),
+            topic.id.0
+        ));
+        changed(session);
+    }
+    Ok(topic)
+}
+
+/// The caller has locked the topic.
+pub(super) async fn delete_topic(session: &mut Session<'_>, name: &str) -> Result<()> {
+    let catalog = session.catalog.clone();
+    let topic = catalog.require_topic(name)?.id;
+    catalog.check_unused(name)?;
+    if erase::is_left(session, topic).await? {
+        return Err(still_left(name));
+    }
+    erase::mark(session, Deleted::Topic(topic));
+    session.write(format!("DELETE FROM tramline_topic WHERE id = {}", topic.0));
+    session.write(format!("DELETE FROM tramline_gate WHERE kind = 0 AND id = {}", topic.0));
+    changed(session);
+    Ok(())
+}
+
+/// The caller has created and locked the topics, and holds a catalogue that was read after that.
+pub(super) async fn put_subscription(
+    session: &mut Session<'_>,
+    put: &PutSubscription,
+) -> Result<Subscription> {
+    let catalog = session.catalog.clone();
+    let old = catalog.subscription_named(&put.name);
+    let (id, created_at) = write_subscription(session, old, put).await?;
+    let wanted: BTreeSet<&str> = put.topics.iter().map(String::as_str).collect();
+    let had: BTreeSet<&str> = old.iter().flat_map(|old| old.topics.iter().map(|topic| &**topic)).collect();
+    for name in wanted.difference(&had) {
+        join_topic(session, id, catalog.require_topic(name)?, put).await?;
+    }
+    if !had.is_subset(&wanted) {
+        lock_subscription(session, id).await?;
+    }
+    for name in had.difference(&wanted) {
+        leave_topic(session, id, catalog.require_topic(name)?.id);
+    }
+    changed(session);
+    let topics = wanted.into_iter().map(Arc::from).collect();
+    Ok(Subscription { id, name: put.name.as_str().into(), topics, policy: put.policy.clone(), created_at })
+}
+
+async fn write_subscription(
+    session: &mut Session<'_>,
+    old: Option<&Subscription>,
+    put: &PutSubscription,
+) -> Result<(SubscriptionId, Time)> {
+    let policy = serde_json::to_string(&put.policy).unwrap_or_default(); // plain values always serialise
+    if let Some(old) = old {
+        put.policy.check_change(&old.policy)?;
+        session.write(format!(
+            "UPDATE tramline_subscription SET policy = {} WHERE id = {}",
+            text(&policy),
+            old.id.0
+        ));
+        return Ok((old.id, old.created_at));
+    }
+    session.write(format!(
+        "INSERT INTO tramline_subscription (name, policy, created_at) VALUES ({}, {}, {})",
+        text(&put.name),
+        text(&policy),
+        session.now.0
+    ));
+    session.write("INSERT INTO tramline_gate (kind, id, side) VALUES (1, LAST_INSERT_ID(), 0)");
+    let sql = format!("SELECT id FROM tramline_subscription WHERE name = {}", text(&put.name));
+    let id = session.rows(sql).await?.first().map_or(Ok(0), |row| row.int(0))?;
+    Ok((SubscriptionId(id), session.now))
+}
+
+/// The topic is locked: nobody is writing to it, so all of its chunks can be seen.
+async fn join_topic(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    topic: &Topic,
+    put: &PutSubscription,
+) -> Result<()> {
+    if erase::is_marked(session, Deleted::Left(id, topic.id)).await? {
+        return Err(still_left(&topic.name));
+    }
+    let since = match put.start {
+        Start::Now => i64::MAX,
+        Start::Beginning => i64::MIN,
+        Start::At(time) => time.0,
+    };
+    let topic_id = topic.id.0;
+    let sql = format!(
+        "SELECT COALESCE(MAX(chunk), 0), (SELECT c.chunk FROM tramline_chunk c WHERE c.topic = {topic_id} \
+         AND c.emitted_at >= {since} ORDER BY c.topic, c.chunk LIMIT 1) \
+         FROM tramline_chunk WHERE topic = {topic_id}"
+    );
+    let found = session.rows(sql).await?;
+    let row = found.first().ok_or_else(|| Error::unavailable("the server gave no answer", "try again"))?;
+    let last = row.int(0)?;
+    let next = row.maybe_int(1)?.unwrap_or(last + 1);
+    session.write(format!(
+        "INSERT INTO tramline_subscription_topic (subscription, topic, backfill_next, backfill_until) \
+         VALUES ({}, {topic_id}, {next}, {last})",
+        id.0
+    ));
+    if put.policy.is_ordered() {
+        let rows = (0..topic.lanes).map(|lane| format!("({}, {})", id.0, LaneId::of(topic.id, lane).0));
+        let head = "INSERT INTO tramline_lane (subscription, lane) VALUES ";
+        session.write_all(insert(head, rows, "", session.common.packet));
+    }
+    Ok(())
+}
+
+/// All that a subscription still had to do of a topic is to go.
+fn leave_topic(session: &mut Session<'_>, id: SubscriptionId, topic: TopicId) {
+    erase::mark(session, Deleted::Left(id, topic));
+    let [first, end] = lanes_of(topic);
+    session.write(format!(
+        "DELETE FROM tramline_lane WHERE subscription = {} AND lane >= {first} AND lane < {end}",
+        id.0
+    ));
+    session.write(format!(
+        "DELETE FROM tramline_subscription_topic WHERE subscription = {} AND topic = {}",
+        id.0, topic.0
+    ));
+}
+
+/// The caller has locked the topics.
+pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -> Result<()> {
+    let id = session.catalog.require_subscription_named(name)?.id;
+    lock_subscription(session, id).await?;
+    erase::mark(session, Deleted::Subscription(id));
+    for table in ["lane", "rule", "audit", "remote", "subscription_topic"] {
+        session.write(format!("DELETE FROM tramline_{table} WHERE subscription = {}", id.0));
+    }
+    session.write(format!("DELETE FROM tramline_subscription WHERE id = {}", id.0));
+    session.write(format!("DELETE FROM tramline_gate WHERE kind = 1 AND id = {}", id.0));
+    changed(session);
+    Ok(())
+}
+
+pub(super) async fn rules(session: &mut Session<'_>, id: SubscriptionId) -> Result<Vec<Rule>> {
+    let sql = format!(
+        "SELECT kind, `by`, reason, since, until FROM tramline_rule \
+         WHERE subscription = {} AND (until IS NULL OR until > {}) ORDER BY kind",
+        id.0, session.now.0
+    );
+    let rule = |row: &MySqlRow| {
+        Ok(Rule {
+            kind: RuleKind::parse(&row.text(0)?).unwrap_or(RuleKind::Block),
+            by: row.text(1)?,
+            reason: row.text(2)?,
+            since: row.time(3)?,
+            until: row.maybe_int(4)?.map(Time),
+        })
+    };
+    session.rows(sql).await?.iter().map(rule).collect()
+}
+
+pub(super) async fn set_rule(session: &mut Session<'_>, set: &SetRule) -> Result<()> {
+    session.catalog.require_subscription(set.subscription)?;
+    let (id, kind) = (set.subscription.0, text(set.kind.as_str()));
+    let (by, reason, now) = (text(&set.by), text(&set.reason), session.now.0);
+    match set.until {
+        None => session.write(format!("DELETE FROM tramline_rule WHERE subscription = {id} AND kind = {kind}")),
+        Some(end) => {
+            let until = maybe(match end {
+                RuleEnd::Open => None,
+                RuleEnd::At(time) => Some(time.0),
+            });
+            session.write(format!(
+                "INSERT INTO tramline_rule (subscription, kind, `by`, reason, since, until) \
+                 VALUES ({id}, {kind}, {by}, {reason}, {now}, {until}){}",
+                overwrite(&["`by`", "reason", "until"])
+            ));
+        }
+    }
+    let values = [id.to_string(), now.to_string(), by, text(set.action()), reason];
+    session.write(format!(
+        "INSERT INTO tramline_audit (subscription, at, `by`, action, reason) VALUES ({})",
+        join(values.into_iter())
+    ));
+    Ok(())
+}
+
+pub(super) async fn audit(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    limit: u32,
+) -> Result<Vec<AuditEntry>> {
+    let sql = format!(
+        "SELECT at, `by`, action, reason FROM tramline_audit WHERE subscription = {} ORDER BY id DESC LIMIT {limit}",
+        id.0
+    );
+    let entry = |row: &MySqlRow| {
+        Ok(AuditEntry { at: row.time(0)?, by: row.text(1)?, action: row.text(2)?, reason: row.text(3)? })
+    };
+    session.rows(sql).await?.iter().map(entry).collect()
+}

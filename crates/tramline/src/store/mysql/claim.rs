@@ -1,0 +1,313 @@
+//! Claim where there is no order: one round trip looks out and locks what is due, another one takes it. Ordered subscriptions: see
+//! [`super::order`].
+
+use super::MysqlStore;
+use super::order;
+use super::rows::{SLICE, apply, chunk, chunks_sql, slices};
+use super::session::{Begin, Rows, Session};
+use super::sql::Columns;
+use super::step::Tries;
+use crate::error::Result;
+use crate::model::id::{ChunkId, SubscriptionId, TopicId};
+use crate::model::mask::Mask;
+use crate::model::rule::RuleKind;
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::Policy;
+use crate::model::time::Time;
+use crate::plan::Changes;
+use crate::plan::claim::{Taker, take};
+use crate::plan::expire::expire;
+use crate::store::catalog::Catalog;
+use crate::store::claimed::RawClaim;
+use crate::store::verbs::{Claim, Suspects};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// How many expired leases one claim looks after.
+const EXPIRED: u32 = 64;
+
+/// What there is to do besides taking.
+pub(super) struct Outlook {
+    /// Topics whose retained events are still being written: ordered claims stay below these chunks.
+    pub(super) backfills: HashMap<TopicId, ChunkId>,
+    /// Leases have ended that nobody looked after yet.
+    pub(super) expired: bool,
+    /// There are suspects.
+    pub(super) suspects: bool,
+    stopped_by: Option<RuleKind>,
+}
+
+impl MysqlStore {
+    /// Takes events. Decoding is left to the caller.
+    pub(super) async fn claim_raw(&self, claim: &Claim) -> Result<(RawClaim, Arc<Catalog>)> {
+        let begin = Begin::writing(claim.now, claim.subscription);
+        let mut tries = Tries::few();
+        loop {
+            let mut tx = self.begin().await?;
+            let result = self.try_claim(&mut tx, claim, &begin).await;
+            if let Some(result) = tries.end(tx, result).await {
+                return result;
+            }
+        }
+    }
+
+    async fn try_claim(
+        &self,
+        tx: &mut super::Transaction<'_>,
+        claim: &Claim,
+        begin: &Begin,
+    ) -> Result<(RawClaim, Arc<Catalog>)> {
+        let known = self.common.cache.get();
+        let known = known.require_subscription(claim.subscription).ok();
+        let ordered = known.is_some_and(|subscription| subscription.policy.is_ordered());
+        let first = first_reads(claim, ordered);
+        let (mut session, mut sets) = Session::reading(tx.conn(), &self.common, begin, first).await?;
+        let catalog = session.catalog.clone();
+        let policy = &catalog.require_subscription(claim.subscription)?.policy;
+        if policy.is_ordered() != ordered || sets.is_none() {
+            sets = Some(session.sets(first_reads(claim, policy.is_ordered())).await?);
+        }
+        let mut sets = sets.unwrap_or_default();
+        let found = sets.split_off(OUTLOOK);
+        let raw = take_all(&mut session, claim, policy, Outlook::read(&sets)?, found).await?;
+        Ok((raw, catalog))
+    }
+}
+
+/// How many statements an outlook is.
+const OUTLOOK: usize = 3;
+
+/// What a claim asks in its first round trip: what there is to look after, and what it may take.
+fn first_reads(claim: &Claim, ordered: bool) -> Vec<String> {
+    let mut reads = outlook_sql(claim.subscription, ordered);
+    if ordered {
+        reads.extend(order::first_reads(claim));
+    } else {
+        let wanted = slices_wanted(claim.max_events, claim.single);
+        reads.push(due_sql(claim.subscription, State::Ready, wanted));
+    }
+    reads
+}
+
+/// Rules, back-fills, expired leases, suspects. Leases hang on slices (one index probe per state and priority, however many are
+/// leased) or on lanes.
+fn outlook_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> Vec<String> {
+    let expired = if ordered {
+        format!("SELECT 1 FROM tramline_lane WHERE subscription = {id} AND owner <> 0 AND until <= @tramline_now")
+    } else {
+        format!(
+            "SELECT 1 FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {id} \
+             AND state IN (1, 7) AND lane = 0 AND `rank` {RANKS} AND pos <= @tramline_now"
+        )
+    };
+    vec![
+        format!(
+            "SELECT EXISTS ({expired}), EXISTS (SELECT 1 FROM tramline_slice FORCE INDEX (tramline_slice_claim) \
+             WHERE subscription = {id} AND state = 2)"
+        ),
+        format!(
+            "SELECT topic, backfill_next FROM tramline_subscription_topic \
+             WHERE subscription = {id} AND backfill_next <= backfill_until"
+        ),
+        format!(
+            "SELECT kind FROM tramline_rule WHERE subscription = {id} AND (until IS NULL OR until > @tramline_now)"
+        ),
+    ]
+}
+
+/// All priorities: each is a range of its own in the claim index.
+const RANKS: &str = "IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)";
+
+impl Outlook {
+    fn read(sets: &[Rows]) -> Result<Outlook> {
+        let mut backfills = HashMap::new();
+        for row in &sets[1] {
+            backfills.insert(TopicId(row.int(0)?), ChunkId(row.int(1)?));
+        }
+        let mut stopped_by = None;
+        for row in &sets[2] {
+            // A block before a pause.
+            stopped_by = stopped_by.max(RuleKind::parse(&row.text(0)?));
+        }
+        let flag = |at| sets[0].first().map_or(Ok(false), |row| row.flag(at));
+        Ok(Outlook { backfills, expired: flag(0)?, suspects: flag(1)?, stopped_by })
+    }
+}
+
+async fn take_all(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    outlook: Outlook,
+    found: Vec<Rows>,
+) -> Result<RawClaim> {
+    let mut raw = RawClaim { now: session.now, stopped_by: outlook.stopped_by, ..RawClaim::default() };
+    if raw.stopped_by.is_some() {
+        session.commit(Vec::new()).await?;
+        return Ok(raw);
+    }
+    raw.backfilling = !outlook.backfills.is_empty();
+    let mut taker = Taker::new(claim, policy, session.now);
+    raw.until = taker.until;
+    let later = if policy.is_ordered() {
+        order::claim(session, claim, policy, &outlook, found, &mut taker, &mut raw).await?
+    } else {
+        unordered(session, claim, policy, &outlook, found, &mut taker, &mut raw).await?
+    };
+    raw.news = session.finish().await?;
+    // What was taken is read in the round trip that takes it.
+    let mut last: Vec<String> = later.into_iter().collect();
+    let asked = last.len();
+    last.extend(chunks_sql(raw.missing().into_iter()));
+    let sets = session.commit(last).await?;
+    if asked > 0 {
+        let next = sets[0].first().map_or(Ok(None), |row| row.maybe_int(0))?;
+        raw.next_due = [raw.next_due, next.map(Time)].into_iter().flatten().min();
+    }
+    for row in sets[asked..].iter().flatten() {
+        let row = chunk(row)?;
+        raw.chunks.insert(row.chunk, row);
+    }
+    Ok(raw)
+}
+
+/// Gives the statement that says when something becomes due, if that matters.
+async fn unordered(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    outlook: &Outlook,
+    found: Vec<Rows>,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<Option<String>> {
+    let id = claim.subscription;
+    let mut changes = Changes::default();
+    let mut suspects = outlook.suspects;
+    if outlook.expired {
+        suspects |= expire_leases(session, id, policy, &[State::Leased, State::Consumed]).await?.suspects;
+    }
+    if suspects && claim.suspects == Suspects::TakeOne {
+        let one = due(session, id, State::Suspect, 1).await?;
+        if !one.is_empty() {
+            raw.slices = take(one, taker, &mut changes);
+            apply(session, id, &changes);
+            return Ok(None);
+        }
+    }
+    raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
+    let mut limit = slices_wanted(claim.max_events, claim.single);
+    let mut ready = slices(found.first().map_or(&[][..], |rows| rows))?;
+    while !taker.is_full() {
+        let all = (ready.len() as u32) < limit;
+        raw.slices.extend(take(ready, taker, &mut changes));
+        apply(session, id, &changes);
+        changes = Changes::default();
+        if all || taker.is_full() {
+            break;
+        }
+        limit = (limit * 4).min(taker.events.max(1));
+        ready = due(session, id, State::Ready, limit).await?;
+    }
+    Ok((!taker.is_full()).then(|| next_due_sql(id)))
+}
+
+/// How many rows to lock at first: as if they were full, but not so few that small ones cost many rounds. Those that are
+/// locked and not taken are free again at the end of the transaction.
+fn slices_wanted(events: u32, single: bool) -> u32 {
+    let full = if single { events } else { events.div_ceil(Mask::CAPACITY) };
+    full.max(events.min(32))
+}
+
+/// Locks due slices of one state, by priority and then time.
+///
+/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`: one range per priority, read in order and left as
+/// soon as there is enough, so that neither what is not due nor what is not wanted costs anything.
+pub(super) fn due_sql(id: SubscriptionId, state: State, limit: u32) -> String {
+    format!(
+        "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {} \
+         AND s.state = {} AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now \
+         ORDER BY s.`rank`, s.pos LIMIT {limit} FOR UPDATE SKIP LOCKED",
+        id.0, state as i16
+    )
+}
+
+async fn due(session: &mut Session<'_>, id: SubscriptionId, state: State, limit: u32) -> Result<Vec<Slice>> {
+    slices(&session.rows(due_sql(id, state, limit)).await?)
+}
+
+/// What became of leases that have ended.
+struct Ended {
+    count: usize,
+    /// There are suspects now.
+    suspects: bool,
+}
+
+/// Leases that have ended make their slices suspect, or dead.
+async fn expire_leases(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    policy: &Policy,
+    states: &[State],
+) -> Result<Ended> {
+    let mut changes = Changes::default();
+    let mut count = 0;
+    let sql = states.iter().map(|state| due_sql(id, *state, EXPIRED)).collect();
+    for rows in session.sets(sql).await? {
+        for slice in slices(&rows)? {
+            expire(slice, policy, session.now, None, &mut changes);
+            count += 1;
+        }
+    }
+    apply(session, id, &changes);
+    Ok(Ended { count, suspects: !changes.update.is_empty() })
+}
+
+/// The subscriptions of these, at most once, with claims that have ended: one index probe per subscription and priority, and
+/// the lanes of ordered ones.
+pub(super) async fn ended(session: &mut Session<'_>, once: &[SubscriptionId]) -> Result<Vec<SubscriptionId>> {
+    let sql = |SubscriptionId(id): &SubscriptionId| {
+        format!(
+            "SELECT EXISTS (SELECT 1 FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {id} \
+             AND state = 7 AND lane = 0 AND `rank` {RANKS} AND pos <= {now}) OR EXISTS (SELECT 1 FROM tramline_lane \
+             WHERE subscription = {id} AND owner <> 0 AND until <= {now})",
+            now = session.now.0
+        )
+    };
+    let sql: Vec<String> = once.iter().map(sql).collect();
+    if sql.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut found = Vec::new();
+    for (id, rows) in once.iter().zip(session.sets(sql).await?) {
+        if rows.first().map_or(Ok(false), |row| row.flag(0))? {
+            found.push(*id);
+        }
+    }
+    Ok(found)
+}
+
+/// At most once: claims that have ended are interrupted, also where nobody claims any more. True if there may be others.
+pub(super) async fn interrupt(session: &mut Session<'_>, id: SubscriptionId) -> Result<bool> {
+    let catalog = session.catalog.clone();
+    let policy = &catalog.require_subscription(id)?.policy;
+    if policy.is_ordered() {
+        return order::interrupt(session, id, policy).await;
+    }
+    let ended = expire_leases(session, id, policy, &[State::Consumed]).await?;
+    Ok(ended.count as u32 >= EXPIRED)
+}
+
+/// The next time at which something becomes due: a delay or a lease that ends. One index probe per state and priority.
+fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
+    let first = |state: State, rank: i64| {
+        format!(
+            "SELECT MIN(pos) AS pos FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {id} \
+             AND state = {} AND lane = 0 AND `rank` = {rank} AND pos > @tramline_now",
+            state as i16
+        )
+    };
+    let states = [State::Ready, State::Leased, State::Consumed];
+    let all: Vec<String> = states.iter().flat_map(|state| (0..10).map(|rank| first(*state, rank))).collect();
+    format!("SELECT MIN(f.pos) FROM ({}) f", all.join(" UNION ALL "))
+}

@@ -1,0 +1,84 @@
+//! Migrations: versioned, safe when many processes start at once. The server commits each change of a table by itself, so every
+//! statement can be repeated: what a crash left half done is done again.
+
+use super::session::exchange;
+use super::sql::Columns;
+use crate::error::{Error, Result};
+use sqlx::MySqlConnection;
+
+/// Every migration, oldest first. They are never changed once released.
+const MIGRATIONS: &[(i64, &str)] = &[
+    (1, include_str!("migrations/0001_core.sql")),
+    (2, include_str!("migrations/0002_token.sql")),
+    (3, include_str!("migrations/0003_tally.sql")),
+];
+
+const VERSIONS: &str =
+    "CREATE TABLE IF NOT EXISTS tramline_migration (version BIGINT NOT NULL PRIMARY KEY) ENGINE = InnoDB";
+
+/// How long to wait for another process that is migrating, in seconds.
+const PATIENCE: u32 = 60;
+
+/// All migrations as SQL, to be read or run by hand.
+pub(super) fn sql() -> String {
+    let mut text = format!("{VERSIONS};\n");
+    for (version, sql) in MIGRATIONS {
+        text.push_str(&format!(
+            "\n-- migration {version}\n{sql}INSERT IGNORE INTO tramline_migration VALUES ({version});\n"
+        ));
+    }
+    text
+}
+
+/// Brings the database up to date.
+pub(super) async fn run(conn: &mut MySqlConnection) -> Result<()> {
+    let newest = MIGRATIONS.last().map_or(0, |(version, _)| *version);
+    // Only if need be: creating needs a right that a service may have lost since.
+    if exists(conn).await? && current(conn).await? == newest {
+        return Ok(());
+    }
+    let lock = format!("SELECT GET_LOCK(CONCAT('tramline ', LEFT(MD5(DATABASE()), 16)), {PATIENCE})");
+    if number(conn, lock).await? != 1 {
+        return Err(Error::unavailable("another process is migrating the database", "try again when it is done"));
+    }
+    let migrated = apply(conn, newest).await;
+    number(conn, "SELECT RELEASE_LOCK(CONCAT('tramline ', LEFT(MD5(DATABASE()), 16)))".to_owned()).await?;
+    migrated
+}
+
+async fn apply(conn: &mut MySqlConnection, newest: i64) -> Result<()> {
+    execute(conn, VERSIONS).await?;
+    let current = current(conn).await?;
+    if current > newest {
+        return Err(Error::conflict(
+            format!("the database is at version {current}, this program knows {newest}"),
+            "run a newer version of the program",
+        ));
+    }
+    for (version, sql) in MIGRATIONS.iter().filter(|(version, _)| *version > current) {
+        execute(conn, sql).await?;
+        execute(conn, &format!("INSERT IGNORE INTO tramline_migration VALUES ({version})")).await?;
+        tracing::info!(version, "database migrated");
+    }
+    Ok(())
+}
+
+async fn exists(conn: &mut MySqlConnection) -> Result<bool> {
+    let sql = "SELECT COUNT(*) FROM information_schema.tables \
+               WHERE table_schema = DATABASE() AND table_name = 'tramline_migration'";
+    Ok(number(conn, sql.to_owned()).await? > 0)
+}
+
+async fn current(conn: &mut MySqlConnection) -> Result<i64> {
+    number(conn, "SELECT COALESCE(MAX(version), 0) FROM tramline_migration".to_owned()).await
+}
+
+async fn number(conn: &mut MySqlConnection, sql: String) -> Result<i64> {
+    let mut sets = Vec::new();
+    exchange(conn, sql, &mut sets).await?;
+    sets.first().and_then(|rows| rows.first()).map_or(Ok(0), |row| Ok(row.maybe_int(0)?.unwrap_or(0)))
+}
+
+async fn execute(conn: &mut MySqlConnection, sql: &str) -> Result<()> {
+    exchange(conn, sql.to_owned(), &mut Vec::new()).await
+}

@@ -1,0 +1,321 @@
+//! MySQL and MariaDB: any number of nodes on one database.
+//!
+//! - `store`: the verbs
+//! - `options`, `session`, `step`, `sql`: how a step gets a connection, the time and the catalogue, how it ends, and how its
+//!   statements are written
+//! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of an event
+//! - `tally`: sets of items that are tracked to completion
+//! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
+//! - `rows`, `migrate`: how rows are read and written, and the tables
+//!
+//! Every step reads and locks in one round trip, decides, and writes and commits in another. Every statement of a step reads what
+//! is committed when it begins (READ COMMITTED); what a decision depends on is locked.
+
+mod catalog;
+mod claim;
+mod emit;
+mod erase;
+mod idempotency;
+mod lanes;
+mod look;
+mod mend;
+mod migrate;
+mod options;
+mod order;
+mod remote;
+mod rows;
+mod session;
+mod settle;
+mod sql;
+mod step;
+mod store;
+mod sweep;
+mod tally;
+mod token;
+
+pub use options::MysqlOptions;
+
+use crate::error::{Error, Result};
+use crate::model::event::Event;
+use crate::model::id::TopicId;
+use crate::model::time::Time;
+use crate::store::catalog::Catalog;
+use crate::store::deleted::{InTheWay, STEP_ROWS};
+use crate::store::proven::Proven;
+use crate::store::spare::Spares;
+use crate::store::verbs::{Emission, Settle, Settled};
+use session::{Begin, Common, Rows, Session, exchange};
+use sql::Columns;
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::{Connection as _, MySql, MySqlConnection, MySqlPool};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use step::{Transaction, Tries, step};
+use tokio::sync::Semaphore;
+
+/// How long a step waits for a free connection.
+const ACQUIRE: Duration = Duration::from_secs(10);
+/// A connection that was idle for longer is tried out before it is used: the server may have gone meanwhile.
+const STALE: Duration = Duration::from_secs(1);
+/// How every connection is set up. A step waits for a lock for a second, which is the least that can be said, and then begins anew:
+/// emits that wait for one key must not hold up others.
+const SETUP: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', \
+    time_zone = '+00:00', innodb_lock_wait_timeout = 1, autocommit = 1; \
+    SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+/// What is left of a packet for statements: some is for what surrounds them.
+const PACKET_MARGIN: usize = 64 << 10;
+/// Packets need not be longer, whatever the server allows.
+const LARGEST_PACKET: usize = 8 << 20;
+/// The heaviest chunk has to fit, in hexadecimal digits.
+const SMALLEST_PACKET: usize = 4 << 20;
+
+/// A MySQL or MariaDB database.
+#[derive(Debug)]
+pub struct MysqlStore {
+    /// For the store itself.
+    own: MySqlPool,
+    /// For callers.
+    pool: MySqlPool,
+    spares: Spares<MySql>,
+    common: Common,
+    proven: Proven,
+    /// Spreads events without a key over the lanes.
+    spread: AtomicU64,
+    /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
+    waiting: Semaphore,
+}
+
+impl MysqlStore {
+    /// Connects and brings the database up to date. Any number of processes may do so at once.
+    ///
+    /// # Errors
+    /// `Unavailable` when the server cannot be reached, is too old, or cannot keep the promises of a store; `Conflict` when a newer
+    /// version migrated it.
+    pub async fn open(options: MysqlOptions) -> Result<MysqlStore> {
+        // The pool tries until its time is over; this one says at once why it cannot connect.
+        let mut conn = MySqlConnection::connect_with(&options.connect).await?;
+        let packet = check_server(&mut conn).await?;
+        migrate::run(&mut conn).await?;
+        conn.close().await?;
+        let pool = |most: u32| {
+            MySqlPoolOptions::new().max_connections(most).acquire_timeout(ACQUIRE).after_connect(|conn, _| {
+                Box::pin(async move {
+                    sqlx::raw_sql(SETUP).execute(conn).await?;
+                    Ok(())
+                })
+            })
+        };
+        let own = pool(options.max_connections).test_before_acquire(false).before_acquire(|conn, about| {
+            Box::pin(async move {
+                if about.idle_for < STALE { Ok(true) } else { conn.ping().await.map(|()| true) }
+            })
+        });
+        Ok(MysqlStore {
+            own: own.connect_lazy_with(options.connect.clone()),
+            pool: pool(options.max_connections).connect_lazy_with(options.connect),
+            spares: Spares::new((options.max_connections / 2) as usize, STALE),
+            common: Common::new(packet),
+            proven: Proven::default(),
+            spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
+            waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
+        })
+    }
+
+    /// All migrations as SQL, to be read or run by hand.
+    pub fn migrations() -> String {
+        migrate::sql()
+    }
+
+    /// The statement that finds due work, to be given to `EXPLAIN`.
+    pub fn claim_sql(&self, subscription: crate::model::id::SubscriptionId) -> String {
+        claim::due_sql(subscription, crate::model::slice::State::Ready, 64)
+    }
+
+    /// A pool of connections for callers that keep their own tables in the same database; they are READ COMMITTED, as [`emit_in`]
+    /// and [`settle_in`] demand. Connects when it is first used.
+    ///
+    /// [`emit_in`]: MysqlStore::emit_in
+    /// [`settle_in`]: MysqlStore::settle_in
+    pub fn pool(&self) -> &MySqlPool {
+        &self.pool
+    }
+
+    /// Emits in the caller's own transaction. Nothing is stored unless the caller commits; then it should wake the workers
+    /// with what the emission names. The keys of the events stay locked until then, so keep it short. Unknown topics are
+    /// created at once, whatever becomes of the transaction. If the connection logs its statements, it logs payloads.
+    ///
+    /// # Errors
+    /// `Invalid` or `TooLarge` for impossible events, and for a session that is not READ COMMITTED; `Conflict` for a reused
+    /// idempotency key. After `Unavailable` the transaction is lost: roll it back, and try again from its start.
+    pub async fn emit_in(
+        &self,
+        tx: &mut MySqlConnection,
+        events: impl IntoIterator<Item = Event> + Send,
+    ) -> Result<Emission> {
+        let events: Vec<Event> = events.into_iter().collect();
+        self.emit_unit_in(tx, events).await
+    }
+
+    /// Settles in the caller's own transaction: what the handler wrote and the outcome are stored together or not at all.
+    ///
+    /// # Errors
+    /// As [`crate::Store::settle`], and `Invalid` for a session that is not READ COMMITTED; a lost lease is not an error but an
+    /// answer.
+    pub async fn settle_in(&self, tx: &mut MySqlConnection, settle: Settle) -> Result<Settled> {
+        check_isolation(tx).await?;
+        let begin = Begin { foreign: true, ..Begin::writing(settle.now, settle.subscription) };
+        let mut session = self.session(tx, &begin).await?;
+        let settled = settle::settle(&mut session, &settle).await?;
+        session.commit(Vec::new()).await?;
+        Ok(settled)
+    }
+
+    async fn begin(&self) -> Result<Transaction<'_>> {
+        Ok(Transaction::new(self.spares.take(&self.own).await?))
+    }
+
+    /// The catalogue, read if none is known. Whether it is still right shows when it is used.
+    async fn catalog(&self) -> Result<Arc<Catalog>> {
+        let known = self.common.cache.get();
+        if known.version != 0 {
+            return Ok(known);
+        }
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::default()), |session| async {
+            Ok(session.catalog.clone())
+        })
+    }
+
+    /// Creates the topics that are not known yet.
+    async fn create_topics<'a>(&self, names: impl Iterator<Item = &'a str> + Clone + Send) -> Result<()> {
+        let known = self.common.cache.get();
+        if names.clone().all(|name| known.topic(name).is_some()) {
+            return Ok(());
+        }
+        let names: Vec<&str> = names.collect();
+        step!(self, Tries::patient(), |conn| self.session(conn, &Begin::default()), |session| {
+            catalog::create_missing(session, &names)
+        })?;
+        // Emits look into the cache: it has to know the new topics.
+        self.common.cache.set(Arc::default());
+        self.catalog().await.map(|_| ())
+    }
+
+    /// Removes left-overs that are in the way of a change, step by step.
+    async fn clear(&self, way: InTheWay) -> Result<()> {
+        loop {
+            let more =
+                step!(self, Tries::patient(), |conn| self.session(conn, &Begin::default()), |session| {
+                    erase::clear(session, &way, STEP_ROWS)
+                })?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn session<'c>(&'c self, conn: &'c mut MySqlConnection, begin: &Begin) -> Result<Session<'c>> {
+        Session::new(conn, &self.common, begin).await
+    }
+
+    /// A session for a change of topics or subscriptions: emits to the topics it touches are kept away until it ends.
+    async fn changing<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        now: Option<Time>,
+        topics: impl Fn(&Catalog) -> BTreeSet<TopicId>,
+    ) -> Result<Session<'c>> {
+        let mut session = self.session(conn, &Begin::reading(now)).await?;
+        let locked = topics(&session.catalog);
+        catalog::lock_topics(&mut session, &locked).await?;
+        // Read again: what was known before the topics were locked may have changed.
+        session.catalog = Arc::new(catalog::load(&mut session).await?);
+        if topics(&session.catalog) != locked {
+            return Err(Error::unavailable("topics and subscriptions changed meanwhile", "try again"));
+        }
+        Ok(session)
+    }
+}
+
+/// Refuses servers on which the promises of a store would not hold. Gives how long a packet of statements may be.
+async fn check_server(conn: &mut MySqlConnection) -> Result<usize> {
+    let sql = "SELECT VERSION(), @@max_allowed_packet, @@innodb_flush_log_at_trx_commit; \
+               SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode')";
+    let mut sets: Vec<Rows> = Vec::new();
+    exchange(conn, sql.to_owned(), &mut sets).await?;
+    let row = sets.first().and_then(|rows| rows.first());
+    let row = row.ok_or_else(|| Error::unavailable("the server did not say what it is", "try again"))?;
+    check_version(&row.text(0)?)?;
+    for variable in &sets[1] {
+        let (name, value) = (variable.text(0)?, variable.text(1)?.to_ascii_uppercase());
+        if (name == "wsrep_on" && value == "ON") || (name.starts_with("group_") && value == "OFF") {
+            return Err(Error::unavailable(
+                "the server is one of several that take writes at the same time, where locks hold on one only",
+                "use a database with a single primary",
+            ));
+        }
+    }
+    match row.int(2)? {
+        1 => {}
+        2 => tracing::warn!(
+            "innodb_flush_log_at_trx_commit is 2: a crash of the machine loses what was emitted in the last second; set it to 1"
+        ),
+        _ => {
+            return Err(Error::unavailable(
+                "innodb_flush_log_at_trx_commit is 0: a crash of the server loses what was acknowledged",
+                "set it to 1",
+            ));
+        }
+    }
+    let allowed = row.count(1)? as usize;
+    if allowed < SMALLEST_PACKET {
+        return Err(Error::unavailable(
+            format!("max_allowed_packet is {allowed}, too short for the largest events"),
+            "set it to 16M, which is the default",
+        ));
+    }
+    Ok((allowed - PACKET_MARGIN).min(LARGEST_PACKET))
+}
+
+/// Both have `SKIP LOCKED` since these versions.
+fn check_version(version: &str) -> Result<()> {
+    let mut parts = version.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let found = (parts.next().unwrap_or(0), parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    let (oldest, remedy) = if version.contains("MariaDB") {
+        ((10, 6, 0), "use MariaDB 10.6 or newer")
+    } else {
+        ((8, 0, 1), "use MySQL 8.0 or newer")
+    };
+    if found < oldest { Err(Error::unavailable(format!("the server is {version}"), remedy)) } else { Ok(()) }
+}
+
+/// In a transaction that reads what was there when it began, a step would decide by what is no longer so.
+async fn check_isolation(conn: &mut MySqlConnection) -> Result<()> {
+    let sql = "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')";
+    let mut sets: Vec<Rows> = Vec::new();
+    exchange(conn, sql.to_owned(), &mut sets).await?;
+    let level = sets.first().and_then(|rows| rows.first()).map_or_else(|| Ok(String::new()), |row| row.text(1))?;
+    if level == "READ-COMMITTED" {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        format!("the session's transactions are {level}"),
+        "run SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED on the connection, or take one of the store's pool",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_cannot_pass_over_locked_rows_are_refused() {
+        for good in ["10.11.19-MariaDB-0+deb12u1", "11.4.2-MariaDB", "8.0.36", "8.4.0-log", "9.0.1"] {
+            assert!(check_version(good).is_ok(), "{good}");
+        }
+        for bad in ["10.5.9-MariaDB", "5.7.44", "8.0.0", "5.5.5", "nonsense"] {
+            assert!(!check_version(bad).unwrap_err().remedy().is_empty(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What every step inside a transaction needs: the connection, the time, the catalogue, and few round trips.
+
+use super::catalog;
+use super::sql::{Columns, NOW};
+use super::tally::ack::events_ended;
+use crate::error::{Error, Result};
+use crate::model::id::{SliceId, SubscriptionId, TallyId};
+use crate::model::time::Time;
+use crate::store::catalog::{Catalog, CatalogCache};
+pub(super) use crate::store::tally::Ended;
+use futures_util::TryStreamExt;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Either, MySqlConnection};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// What is the same for all steps of a store.
+#[derive(Debug)]
+pub(super) struct Common {
+    pub(super) cache: CatalogCache,
+    /// How long one packet of statements may be.
+    pub(super) packet: usize,
+    /// The number of the next slice. It begins anywhere, so that no two processes meet, and ascends.
+    slice: AtomicI64,
+}
+
+impl Common {
+    pub(super) fn new(packet: usize) -> Common {
+        let anywhere = getrandom::u64().unwrap_or_default() >> 2;
+        Common { cache: CatalogCache::default(), packet, slice: AtomicI64::new(anywhere.cast_signed()) }
+    }
+
+    /// A number for a new slice.
+    pub(super) fn slice_id(&self) -> SliceId {
+        SliceId(self.slice.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// How a step begins.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Begin {
+    /// Test time.
+    pub(super) now: Option<Time>,
+    /// What the step locks before it looks at the time and the catalogue.
+    pub(super) locks: Vec<String>,
+    /// True for a transaction that is not ours: it is neither begun nor ended.
+    pub(super) foreign: bool,
+}
+
+impl Begin {
+    /// A step that writes no slices, or of all subscriptions.
+    pub(super) fn reading(now: Option<Time>) -> Begin {
+        Begin { now, ..Begin::default() }
+    }
+
+    /// A step that writes slices of a subscription: its deletion waits for the step.
+    pub(super) fn writing(now: Option<Time>, SubscriptionId(id): SubscriptionId) -> Begin {
+        let share =
+            format!("SELECT id FROM tramline_gate WHERE kind = 1 AND id = {id} AND side = 0 LOCK IN SHARE MODE");
+        Begin { now, locks: vec![share], ..Begin::default() }
+    }
+
+    /// The statements with which the step begins. Later ones of the same packet may name the time as `@tramline_now`.
+    fn statements(&self) -> Vec<String> {
+        let mut statements = Vec::with_capacity(self.locks.len() + 3);
+        if !self.foreign {
+            statements.push("START TRANSACTION".to_owned());
+        }
+        statements.extend(self.locks.iter().cloned());
+        statements.push(match self.now {
+            Some(Time(now)) => format!("SET @tramline_now = {now}"),
+            None => format!("SET @tramline_now = {NOW}"),
+        });
+        statements.push(format!("SELECT @tramline_now, ({VERSION})"));
+        statements
+    }
+}
+
+/// The version of the catalogue.
+pub(super) const VERSION: &str = "SELECT value FROM tramline_meta WHERE name = 'catalog'";
+
+/// The rows of one statement.
+pub(super) type Rows = Vec<MySqlRow>;
+
+/// One step inside a transaction. What it writes waits for what it reads next, or for the end, so that both are one round trip.
+pub(super) struct Session<'c> {
+    pub(super) conn: &'c mut MySqlConnection,
+    pub(super) common: &'c Common,
+    pub(super) now: Time,
+    pub(super) catalog: Arc<Catalog>,
+    /// Statements that are still to be sent.
+    queue: Vec<String>,
+    /// What ended in this step and may be items of tallies.
+    ended: Vec<Ended>,
+    is_own: bool,
+}
+
+impl<'c> Session<'c> {
+    /// Begins a step in a transaction.
+    pub(super) async fn new(
+        conn: &'c mut MySqlConnection,
+        common: &'c Common,
+        begin: &Begin,
+    ) -> Result<Session<'c>> {
+        Ok(Session::reading(conn, common, begin, Vec::new()).await?.0)
+    }
+
+    /// The same, with statements in the same round trip. What they gave is void if the catalogue was not the known one: then all
+    /// that they were made from may be, and there are no rows.
+    pub(super) async fn reading(
+        conn: &'c mut MySqlConnection,
+        common: &'c Common,
+        begin: &Begin,
+        reads: Vec<String>,
+    ) -> Result<(Session<'c>, Option<Vec<Rows>>)> {
+        let catalog = common.cache.get();
+        let (queue, ended, is_own) = (begin.statements(), Vec::new(), !begin.foreign);
+        let first = queue.len() - 1;
+        let mut session = Session { conn, common, now: Time(0), catalog, queue: Vec::new(), ended, is_own };
+        let mut sets = session.send(queue.into_iter().chain(reads).collect()).await?;
+        let mut rest = sets.split_off(first);
+        let found = rest.split_off(1);
+        let header = rest.pop().unwrap_or_default();
+        let header = header.first().ok_or_else(|| Error::unavailable("the server gave no time", "try again"))?;
+        session.now = header.time(0)?;
+        if session.catalog.version == header.int(1)? {
+            return Ok((session, Some(found)));
+        }
+        session.catalog = Arc::new(catalog::load(&mut session).await?);
+        common.cache.set(session.catalog.clone());
+        Ok((session, None))
+    }
+
+    /// Remembers that events have ended which may be items of tallies.
+    pub(super) fn end(&mut self, ended: impl Iterator<Item = Ended>) {
+        self.ended.extend(ended);
+    }
+
+    /// Ends the items of tallies whose events have ended, all at once and after everything else: parts of tallies are locked
+    /// after lanes and slices. Gives the tallies that have news. Every step ends with this.
+    pub(super) async fn finish(&mut self) -> Result<Vec<TallyId>> {
+        let ended = std::mem::take(&mut self.ended);
+        if ended.is_empty() { Ok(Vec::new()) } else { events_ended(self, &ended).await }
+    }
+
+    /// Writes, with whatever is sent next.
+    pub(super) fn write(&mut self, sql: impl Into<String>) {
+        self.queue.push(sql.into());
+    }
+
+    /// Writes several.
+    pub(super) fn write_all(&mut self, statements: impl IntoIterator<Item = String>) {
+        self.queue.extend(statements);
+    }
+
+    /// The rows of one statement.
+    pub(super) async fn rows(&mut self, sql: impl Into<String>) -> Result<Rows> {
+        Ok(self.sets(vec![sql.into()]).await?.pop().unwrap_or_default())
+    }
+
+    /// The rows of each of some statements, in one round trip.
+    pub(super) async fn sets(&mut self, reads: Vec<String>) -> Result<Vec<Rows>> {
+        let mut queue = std::mem::take(&mut self.queue);
+        let written = queue.len();
+        queue.extend(reads);
+        let mut sets = self.send(queue).await?;
+        Ok(sets.split_off(written))
+    }
+
+    /// How many rows a statement wrote.
+    pub(super) async fn count(&mut self, sql: impl Into<String>) -> Result<u64> {
+        let rows = self.sets(vec![sql.into(), "SELECT ROW_COUNT()".to_owned()]).await?;
+        Ok(rows[1].first().map_or(Ok(0), |row| row.int(0))?.max(0).cast_unsigned())
+    }
+
+    /// Sends what is still to be written, with the end of the transaction if it is ours, and gives what some last statements read.
+    pub(super) async fn commit(&mut self, mut reads: Vec<String>) -> Result<Vec<Rows>> {
+        let count = reads.len();
+        if self.is_own {
+            reads.push("COMMIT".to_owned());
+        }
+        if reads.is_empty() && self.queue.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut sets = self.sets(reads).await?;
+        sets.truncate(count);
+        Ok(sets)
+    }
+
+    /// Sends statements in as few packets as they fit into, and gives the rows of each.
+    async fn send(&mut self, statements: Vec<String>) -> Result<Vec<Rows>> {
+        let mut sets = Vec::with_capacity(statements.len());
+        let mut packet = String::new();
+        for statement in statements {
+            if !packet.is_empty() && packet.len() + statement.len() >= self.common.packet {
+                exchange(self.conn, std::mem::take(&mut packet), &mut sets).await?;
+            }
+            if !packet.is_empty() {
+                packet.push(';');
+            }
+            packet.push_str(&statement);
+        }
+        if !packet.is_empty() {
+            exchange(self.conn, packet, &mut sets).await?;
+        }
+        Ok(sets)
+    }
+}
+
+/// One round trip. The server stops at the first statement that fails.
+pub(super) async fn exchange(conn: &mut MySqlConnection, sql: String, sets: &mut Vec<Rows>) -> Result<()> {
+    let mut answers = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_many(conn);
+    let mut rows = Vec::new();
+    while let Some(answer) = answers.try_next().await? {
+        match answer {
+            Either::Left(_) => sets.push(std::mem::take(&mut rows)),
+            Either::Right(row) => rows.push(row),
+        }
+    }
+    Ok(())
+}

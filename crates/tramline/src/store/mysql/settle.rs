@@ -1,0 +1,280 @@
+//! Settle, extend and release: everything that a lease allows. One round trip locks, another one writes and commits.
+
+use super::lanes::{leased, load_keys, load_marks, lock};
+use super::rows::{SLICE, apply, slices, write_lanes};
+use super::session::Session;
+use super::sql::{LIST, list, pairs};
+use crate::error::Result;
+use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
+use crate::model::lane::Lane;
+use crate::model::lease::Lease;
+use crate::model::outcome::Outcome;
+use crate::model::slice::Slice;
+use crate::model::subscription::Policy;
+use crate::plan::release::{release as plan_release, release_lane};
+use crate::plan::settle::{by_lane_of, settle as plan_settle, settle_lane};
+use crate::plan::{Changes, LaneView};
+use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The rows that leases name, by their numbers.
+type Named = BTreeMap<(ChunkId, SliceId), Slice>;
+
+pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result<Settled> {
+    let catalog = session.catalog.clone();
+    let policy = &catalog.require_subscription(settle.subscription)?.policy;
+    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
+    let (ordered, unordered): (Vec<usize>, Vec<usize>) =
+        (0..settle.results.len()).partition(|at| settle.results[*at].lease.is_ordered());
+    if !unordered.is_empty() {
+        settle_slices(session, settle, &unordered, policy, &mut answer).await?;
+    }
+    if !ordered.is_empty() {
+        settle_lanes(session, settle, &ordered, policy, &mut answer).await?;
+    }
+    answer.news = session.finish().await?;
+    Ok(answer)
+}
+
+async fn settle_slices(
+    session: &mut Session<'_>,
+    settle: &Settle,
+    results: &[usize],
+    policy: &Policy,
+    answer: &mut Settled,
+) -> Result<()> {
+    // Several results may be about one lease: they are decided together, because each changes the row.
+    let mut by_lease: BTreeMap<Lease, Vec<usize>> = BTreeMap::new();
+    for at in results {
+        by_lease.entry(settle.results[*at].lease).or_default().push(*at);
+    }
+    let rows = lock_slices(session, settle.subscription, by_lease.keys()).await?;
+    let mut changes = Changes::default();
+    for (lease, results) in by_lease {
+        let outcomes: Vec<(u32, Outcome)> =
+            results.iter().flat_map(|at| settle.results[*at].outcomes.iter().cloned()).collect();
+        let slice = rows.get(&(lease.chunk, lease.slice)).filter(|slice| slice.is_under(&lease));
+        let accepted = match slice {
+            Some(slice) => plan_settle(slice.clone(), &outcomes, policy, session.now, &mut changes),
+            None => vec![false; outcomes.len()],
+        };
+        let mut accepted = accepted.into_iter();
+        for at in results {
+            answer.accepted[at] = accepted.by_ref().take(settle.results[at].outcomes.len()).collect();
+        }
+    }
+    answer.wake |= changes.wake;
+    apply(session, settle.subscription, &changes);
+    Ok(())
+}
+
+/// The rows that leases name, whether or not the leases still hold, by the primary key.
+fn named_sql<'a>(id: SubscriptionId, leases: impl Iterator<Item = &'a Lease>, lock: &str) -> Vec<String> {
+    let rows: BTreeSet<(i64, i64)> = leases.map(|lease| (lease.chunk.0, lease.slice.0)).collect();
+    let rows: Vec<(i64, i64)> = rows.into_iter().collect();
+    let select = |some: &[(i64, i64)]| {
+        let which = pairs(("s.chunk", "s.id"), some.iter().copied());
+        format!(
+            "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE {which} AND s.subscription = {} \
+             ORDER BY s.chunk, s.id{lock}",
+            id.0
+        )
+    };
+    rows.chunks(LIST).map(select).collect()
+}
+
+/// Locks the rows that leases name, in the order of their numbers.
+async fn lock_slices<'a>(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    leases: impl Iterator<Item = &'a Lease>,
+) -> Result<Named> {
+    let sets = session.sets(named_sql(id, leases, " FOR UPDATE")).await?;
+    by_number(sets.iter())
+}
+
+fn by_number<'a>(sets: impl Iterator<Item = &'a super::Rows>) -> Result<Named> {
+    let mut named = Named::new();
+    for rows in sets {
+        named.extend(slices(rows)?.into_iter().map(|slice| ((slice.chunk, slice.id), slice)));
+    }
+    Ok(named)
+}
+
+async fn settle_lanes(
+    session: &mut Session<'_>,
+    settle: &Settle,
+    results: &[usize],
+    policy: &Policy,
+    answer: &mut Settled,
+) -> Result<()> {
+    let id = settle.subscription;
+    let lanes: BTreeSet<LaneId> = results.iter().map(|at| settle.results[*at].lease.lane).collect();
+    let mut views = lock(session, id, &lanes).await?;
+    let mut by_lane: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
+    for &at in results {
+        let lease = &settle.results[at].lease;
+        if views.get(&lease.lane).is_some_and(|view| view.lane.is_under(lease)) {
+            by_lane.entry(lease.lane).or_default().push(at);
+        } else {
+            answer.accepted[at] = vec![false; settle.results[at].outcomes.len()];
+        }
+    }
+    views.retain(|lane, _| by_lane.contains_key(lane));
+    let all = load_lanes(session, settle, &mut views, &by_lane).await?;
+    let mut changes = Changes::default();
+    let mut all = by_lane_of(all);
+    for (lane, results) in &by_lane {
+        let Some(view) = views.get_mut(lane) else { continue };
+        let wanted: Vec<&SettleSlice> = results.iter().map(|at| &settle.results[*at]).collect();
+        let leased = all.remove(lane).unwrap_or_default();
+        let settled = settle_lane(view, leased, &wanted, policy, session.now, &mut changes)?;
+        for (at, accepted) in results.iter().zip(settled.accepted) {
+            answer.accepted[*at] = accepted;
+        }
+        answer.waiting.extend(settled.waiting);
+    }
+    answer.wake |= changes.wake;
+    apply(session, id, &changes);
+    let lanes: Vec<&Lane> = views.values().map(|view| &view.lane).collect();
+    write_lanes(session, &lanes);
+    Ok(())
+}
+
+/// What settlements may touch. In lanes without marks in which nothing failed, that is what they name, and no key has to be known;
+/// in others everything that is taken, with its keys.
+async fn load_lanes(
+    session: &mut Session<'_>,
+    settle: &Settle,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    by_lane: &BTreeMap<LaneId, Vec<usize>>,
+) -> Result<Vec<Slice>> {
+    let is_plain = |lane: &LaneId, results: &[usize]| {
+        views.get(lane).is_some_and(|view| view.lane.marks == 0)
+            && results.iter().all(|at| settle.results[*at].is_all_done())
+    };
+    let (plain, others): (Vec<_>, Vec<_>) = by_lane.iter().partition(|(lane, results)| is_plain(lane, results));
+    let named = plain.iter().flat_map(|(_, results)| results.iter().map(|at| &settle.results[*at].lease));
+    let sql = named_sql(settle.subscription, named, "");
+    let mut all: Vec<Slice> = match sql.is_empty() {
+        true => Vec::new(),
+        false => by_number(session.sets(sql).await?.iter())?.into_values().filter(Slice::is_taken).collect(),
+    };
+    if !others.is_empty() {
+        let lanes: Vec<LaneId> = others.iter().map(|(lane, _)| **lane).collect();
+        let taken = leased(session, settle.subscription, &lanes).await?;
+        load_keys(session, views, &taken).await?;
+        load_marks(session, views, &taken).await?;
+        all.extend(taken);
+    }
+    Ok(all)
+}
+
+/// Rows that another transaction has locked are passed over: a handler's own transaction may have them for long, and the
+/// other leases must not end because of that.
+pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result<Vec<Extended>> {
+    let catalog = session.catalog.clone();
+    let policy = &catalog.require_subscription(extend.subscription)?.policy;
+    let until = session.now.after(extend.lease.unwrap_or_else(|| policy.lease()));
+    let mut answers = vec![Extended::Lost; extend.leases.len()];
+    let (ordered, plain): (Vec<usize>, Vec<usize>) =
+        (0..extend.leases.len()).partition(|at| extend.leases[*at].is_ordered());
+    let answer = |under: bool, free: bool| match (under, free) {
+        (true, true) => Extended::Until(until),
+        (true, false) => Extended::Locked,
+        (false, _) => Extended::Lost,
+    };
+    if !plain.is_empty() {
+        let leases = || plain.iter().map(|at| &extend.leases[*at]);
+        let mut sql = named_sql(extend.subscription, leases(), "");
+        sql.extend(named_sql(extend.subscription, leases(), " FOR UPDATE SKIP LOCKED"));
+        let sets = session.sets(sql).await?;
+        let (seen, free) = sets.split_at(sets.len() / 2);
+        let (seen, free) = (by_number(seen.iter())?, by_number(free.iter())?);
+        let mut changes = Changes::default();
+        for at in &plain {
+            let lease = &extend.leases[*at];
+            let under = |rows: &Named| rows.get(&(lease.chunk, lease.slice)).is_some_and(|slice| slice.is_under(lease));
+            answers[*at] = answer(under(&seen), under(&free));
+            if let (Extended::Until(_), Some(slice)) = (answers[*at], free.get(&(lease.chunk, lease.slice))) {
+                changes.update.push(Slice { due_at: until, ..slice.clone() });
+            }
+        }
+        apply(session, extend.subscription, &changes);
+    }
+    if !ordered.is_empty() {
+        let lanes: BTreeSet<i64> = ordered.iter().map(|at| extend.leases[*at].lane.0).collect();
+        let sql = |lock: &str| {
+            super::lanes::lock_sql(extend.subscription, lanes.iter().copied().map(LaneId), lock)
+        };
+        let sets = session.sets(vec![sql(""), sql("FOR UPDATE SKIP LOCKED")]).await?;
+        let (seen, free) = (super::lanes::views(&sets[0])?, super::lanes::views(&sets[1])?);
+        let mut extended = BTreeSet::new();
+        for at in &ordered {
+            let lease = &extend.leases[*at];
+            let under = |views: &BTreeMap<LaneId, LaneView>| {
+                views.get(&lease.lane).is_some_and(|view| view.lane.is_under(lease))
+            };
+            answers[*at] = answer(under(&seen), under(&free));
+            if matches!(answers[*at], Extended::Until(_)) {
+                extended.insert(lease.lane.0);
+            }
+        }
+        if !extended.is_empty() {
+            session.write(format!(
+                "UPDATE tramline_lane SET until = {} WHERE subscription = {} AND lane IN ({})",
+                until.0,
+                extend.subscription.0,
+                list(extended)
+            ));
+        }
+    }
+    Ok(answers)
+}
+
+pub(super) async fn release(session: &mut Session<'_>, release: &Release) -> Result<u64> {
+    let id = release.subscription;
+    let (given, plain): (BTreeSet<Lease>, BTreeSet<Lease>) =
+        release.leases.iter().partition(|lease| lease.is_ordered());
+    let mut changes = Changes::default();
+    let (lanes, mut count) = release_in_lanes(session, id, &given, &mut changes).await?;
+    let rows = match plain.is_empty() {
+        true => Named::new(),
+        false => lock_slices(session, id, plain.iter()).await?,
+    };
+    for lease in &plain {
+        if let Some(slice) = rows.get(&(lease.chunk, lease.slice)).filter(|slice| slice.is_under(lease)) {
+            plan_release(slice.clone(), session.now, &mut changes);
+            count += 1;
+        }
+    }
+    apply(session, id, &changes);
+    write_lanes(session, &lanes.iter().collect::<Vec<_>>());
+    Ok(count)
+}
+
+/// Gives what becomes of the lanes, and how many of the leases were given back.
+async fn release_in_lanes(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    given: &BTreeSet<Lease>,
+    changes: &mut Changes,
+) -> Result<(Vec<Lane>, u64)> {
+    if given.is_empty() {
+        return Ok((Vec::new(), 0));
+    }
+    let mut views = lock(session, id, &given.iter().map(|lease| lease.lane).collect()).await?;
+    views.retain(|_, view| given.iter().any(|lease| view.lane.is_under(lease)));
+    let all = leased(session, id, &views.keys().copied().collect::<Vec<_>>()).await?;
+    let count = all.iter().filter(|slice| given.contains(&slice.lease())).count() as u64;
+    // Keys matter only for what stays.
+    if all.iter().any(|slice| !given.contains(&slice.lease())) {
+        load_keys(session, &mut views, &all).await?;
+    }
+    for (lane, leased) in by_lane_of(all) {
+        if let Some(view) = views.get_mut(&lane) {
+            release_lane(view, leased, given, session.now, changes);
+        }
+    }
+    Ok((views.into_values().map(|view| view.lane).collect(), count))
+}

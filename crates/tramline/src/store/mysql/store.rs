@@ -1,0 +1,358 @@
+//! The verbs: each is one step, or a few.
+
+use super::session::Begin;
+use super::step::{Tries, step};
+use super::{MysqlStore, catalog, claim, look, mend, remote, settle, sweep, tally, token};
+use crate::error::{Kind, Result};
+use crate::model::id::{EventId, SubscriptionId};
+use crate::model::rule::AuditEntry;
+use crate::model::subscription::{Subscription, Topic};
+use crate::model::tally::{Added, Tally};
+use crate::model::time::Time;
+use crate::model::token::Token;
+use crate::store::Store;
+use crate::store::catalog::{Catalog, as_wanted, touched};
+use crate::store::deleted::InTheWay;
+use crate::store::verbs::*;
+use crate::store::verbs_tally::*;
+use async_trait::async_trait;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+#[async_trait]
+impl Store for MysqlStore {
+    async fn put_topic(&self, put: PutTopic) -> Result<Topic> {
+        let topics = |_: &Catalog| BTreeSet::new();
+        step!(self, Tries::patient(), |conn| self.changing(conn, put.now, topics), |session| catalog::put_topic(
+            session, &put
+        ))
+    }
+
+    async fn topics(&self) -> Result<Vec<Topic>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| async {
+            Ok(session.catalog.topics().to_vec())
+        })
+    }
+
+    async fn delete_topic(&self, name: &str) -> Result<()> {
+        self.clear(InTheWay::LeftOf(name.into())).await?;
+        let topics = |catalog: &Catalog| catalog.topic(name).map(|topic| topic.id).into_iter().collect();
+        step!(self, Tries::patient(), |conn| self.changing(conn, None, topics), |session| catalog::delete_topic(
+            session, name
+        ))
+    }
+
+    async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
+        put.check()?;
+        let left = InTheWay::LeftBy(put.name.as_str().into());
+        self.clear(left.clone()).await?;
+        let known =
+            step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(put.now)), |session| async {
+                Ok(as_wanted(&session.catalog, &put))
+            })?;
+        if let Some(subscription) = known {
+            return Ok(subscription);
+        }
+        for name in &put.topics {
+            crate::model::name::check("topic", name)?;
+        }
+        let names = || put.topics.iter().map(String::as_str);
+        self.create_topics(names()).await?;
+        let topics = |catalog: &Catalog| touched(catalog, &put.name, names());
+        let subscription =
+            step!(self, Tries::patient(), |conn| self.changing(conn, put.now, topics), |session| {
+                catalog::put_subscription(session, &put)
+            })?;
+        // Without order nothing but this keeps claims from what it has left.
+        self.clear(left).await?;
+        Ok(subscription)
+    }
+
+    async fn subscriptions(&self) -> Result<Vec<Subscription>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| async {
+            Ok(session.catalog.subscriptions().to_vec())
+        })
+    }
+
+    async fn delete_subscription(&self, name: &str) -> Result<()> {
+        let topics = |catalog: &Catalog| touched(catalog, name, std::iter::empty());
+        step!(self, Tries::patient(), |conn| self.changing(conn, None, topics), |session| {
+            catalog::delete_subscription(session, name)
+        })
+    }
+
+    async fn backfill(&self, subscription: SubscriptionId) -> Result<bool> {
+        let begin = Begin::writing(None, subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| sweep::backfill(
+            session,
+            subscription
+        ))
+    }
+
+    async fn set_rule(&self, set: SetRule) -> Result<()> {
+        let begin = Begin::writing(set.now, set.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| catalog::set_rule(session, &set))
+    }
+
+    async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+            catalog::audit(session, subscription, limit)
+        })
+    }
+
+    async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
+        self.emit_units(emit).await
+    }
+
+    async fn claim(&self, claim: Claim) -> Result<Claimed> {
+        let (raw, catalog) = self.claim_raw(&claim).await?;
+        raw.decode(&catalog)
+    }
+
+    async fn settle(&self, settle: Settle) -> Result<Settled> {
+        let begin = Begin::writing(settle.now, settle.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::settle(session, &settle))
+    }
+
+    async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
+        let begin = Begin::writing(extend.now, extend.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::extend(session, &extend))
+    }
+
+    async fn release(&self, release: Release) -> Result<u64> {
+        let begin = Begin::writing(release.now, release.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::release(session, &release))
+    }
+
+    async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
+        let begin = Begin::writing(adopt.now, adopt.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| mend::adopt(session, &adopt))
+    }
+
+    async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(now)), |session| look::stats(
+            session,
+            subscription
+        ))
+    }
+
+    async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(find.now)), |session| look::event(
+            session, find.id
+        ))
+    }
+
+    async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| look::head(
+            session, topic, key
+        ))
+    }
+
+    async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| look::read_log(
+            self,
+            session,
+            &read
+        ))
+    }
+
+    async fn log_end(&self, topic: &str) -> Result<EventId> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| look::log_end(
+            self,
+            session,
+            topic
+        ))
+    }
+
+    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(page.now)), |session| look::dead(
+            session, &page
+        ))
+    }
+
+    async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(page.now)), |session| look::parked(
+            session, &page
+        ))
+    }
+
+    async fn revive(&self, revive: Revive) -> Result<u64> {
+        let begin = Begin::writing(revive.now, revive.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| mend::revive(session, &revive))
+    }
+
+    async fn resend(&self, resend: Resend) -> Result<u64> {
+        let begin = Begin::writing(resend.now, resend.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| mend::resend(session, &resend))
+    }
+
+    async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(cancel.now)), |session| mend::cancel(
+            session, &cancel
+        ))
+    }
+
+    async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
+        let begin = Begin::writing(release.now, release.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| mend::release_parked(
+            session, &release
+        ))
+    }
+
+    async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
+        let begin = Begin::reading(open.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::open(session, &open.tally))
+    }
+
+    async fn add_items(&self, add: AddItems) -> Result<Added> {
+        let begin = Begin::reading(add.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::add(session, add))
+    }
+
+    async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
+        let begin = Begin::reading(seal.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::seal(session, seal))
+    }
+
+    async fn ack_items(&self, ack: AckItems) -> Result<AckedItems> {
+        let begin = Begin::reading(ack.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::ack::ack(session, &ack))
+    }
+
+    async fn count_tallies(&self, count: CountTallies) -> Result<Vec<Result<CountedTally>>> {
+        let begin = Begin::reading(count.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::count(session, &count))
+    }
+
+    async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
+        let begin = Begin::reading(find.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::get(session, find.tally))
+    }
+
+    async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| tally::list(
+            session, &list
+        ))
+    }
+
+    async fn tally_counts(&self) -> Result<TallyCounts> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| tally::counts(
+            session
+        ))
+    }
+
+    async fn cancel_tally(&self, cancel: NameTally) -> Result<Tally> {
+        let begin = Begin::reading(cancel.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::cancel(
+            session,
+            cancel.tally
+        ))
+    }
+
+    async fn delete_tally(&self, delete: NameTally) -> Result<()> {
+        let begin = Begin::reading(delete.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::delete(
+            session,
+            delete.tally
+        ))
+    }
+
+    async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
+        let begin = Begin::reading(reap.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::sweep::reap(session, &reap))
+    }
+
+    async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
+        self.deliver_news(deliver).await
+    }
+
+    async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
+        let begin = Begin::reading(sweep.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::sweep::sweep(session, sweep))
+    }
+
+    async fn put_token(&self, put: PutToken) -> Result<Token> {
+        let begin = Begin::reading(put.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| token::put(session, &put.token))
+    }
+
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| token::all(session))
+    }
+
+    async fn delete_token(&self, name: &str) -> Result<()> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| token::delete(
+            session, name
+        ))
+    }
+
+    async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| async {
+            token::touch(session, &uses);
+            Ok(())
+        })
+    }
+
+    async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {
+        let begin = Begin::reading(beat.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| sweep::beat(session, &beat))
+    }
+
+    async fn workers(&self) -> Result<Vec<Worker>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| look::workers(
+            session
+        ))
+    }
+
+    async fn see_remote(&self, see: SeeRemote) -> Result<()> {
+        let begin = Begin::reading(see.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| async {
+            remote::see(session, &see);
+            Ok(())
+        })
+    }
+
+    async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(now)), |session| remote::all(session))
+    }
+
+    async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
+        let begin = Begin::reading(sweep.now);
+        let (mut swept, ended) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+            sweep::sweep(session, &sweep)
+        })?;
+        for id in ended {
+            let begin = Begin::writing(sweep.now, id);
+            let interrupted =
+                step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| claim::interrupt(
+                    session, id
+                ));
+            match interrupted {
+                Ok(more) => swept.more |= more,
+                // Deleted meanwhile.
+                Err(error) if error.kind() == Kind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+            swept.wake.push(id);
+        }
+        swept.wake.sort_unstable();
+        swept.wake.dedup();
+        Ok(swept)
+    }
+
+    async fn now(&self) -> Result<Time> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| async {
+            Ok(session.now)
+        })
+    }
+
+    async fn close(&self) {
+        self.spares.clear();
+        self.pool.close().await;
+        self.own.close().await;
+    }
+}

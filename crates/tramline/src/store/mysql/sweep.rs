@@ -1,0 +1,219 @@
+//! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
+
+use super::claim;
+use super::erase::erase;
+use super::look::workers;
+use super::remote;
+use super::rows::{CHUNK, chunk, insert};
+use super::session::Session;
+use super::sql::{Columns, list, overwrite, text};
+use crate::error::Result;
+use crate::model::id::{Incarnation, SubscriptionId, TopicId};
+use crate::model::time::millis;
+use crate::store::backfill::slices_of;
+use crate::store::verbs::{Beat, Sweep, Swept, Worker};
+use std::collections::BTreeSet;
+
+/// How many chunks one step of a back-fill writes.
+const BACKFILL_STEP: usize = 64;
+/// How many audit entries are kept.
+const AUDIT_KEPT: i64 = 10_000;
+
+pub(super) async fn beat(session: &mut Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
+    // A restarted process goes on at once with what its former self held.
+    let (incarnation, name) = (beat.incarnation, text(&beat.name));
+    let sql = format!(
+        "SELECT incarnation FROM tramline_worker WHERE name = {name} AND incarnation <> {}",
+        incarnation.0
+    );
+    for former in session.rows(sql).await? {
+        bury(session, Incarnation(former.int(0)?)).await?;
+    }
+    if beat.leaving {
+        session.write(format!("DELETE FROM tramline_worker WHERE incarnation = {}", incarnation.0));
+    } else {
+        let ids: Vec<i64> = beat.subscriptions.iter().map(|id| id.0).collect();
+        let ids = serde_json::to_string(&ids).unwrap_or_default(); // numbers always serialise
+        session.write(format!(
+            "INSERT INTO tramline_worker (incarnation, name, subscriptions, born_at, beat_at) \
+             VALUES ({}, {name}, {}, {now}, {now}){}",
+            incarnation.0,
+            text(&ids),
+            overwrite(&["subscriptions", "beat_at"]),
+            now = session.now.0
+        ));
+    }
+    workers(session).await
+}
+
+/// A worker is known to be dead: its leases end now. Gives the subscriptions that have work again. What a transaction has
+/// locked is passed over, so that the living do not wait for the dead: those leases end by themselves.
+///
+/// Uses `tramline_slice_claim`, one range of leased slices per subscription: there is no index by owner, because every
+/// claim would have to write it.
+async fn bury(session: &mut Session<'_>, Incarnation(owner): Incarnation) -> Result<BTreeSet<SubscriptionId>> {
+    let ids = list(session.catalog.subscriptions().iter().map(|subscription| subscription.id.0));
+    let slices = format!(
+        "SELECT chunk, id, subscription FROM tramline_slice FORCE INDEX (tramline_slice_claim) \
+         WHERE subscription IN ({ids}) AND state IN (1, 7) AND lane = 0 AND owner = {owner} FOR UPDATE SKIP LOCKED"
+    );
+    let lanes = format!(
+        "SELECT subscription, lane, subscription FROM tramline_lane WHERE subscription IN ({ids}) AND owner = {owner} \
+         FOR UPDATE SKIP LOCKED"
+    );
+    let now = session.now.0;
+    let sets = session.sets(vec![slices, lanes]).await?;
+    let mut woken = BTreeSet::new();
+    let updates = [
+        (format!("UPDATE tramline_slice SET due_at = {now}, pos = {now}"), ("chunk", "id")),
+        (format!("UPDATE tramline_lane SET until = {now}"), ("subscription", "lane")),
+    ];
+    for (rows, (update, columns)) in sets.iter().zip(updates) {
+        let mut which = Vec::new();
+        for row in rows {
+            which.push((row.int(0)?, row.int(1)?));
+            woken.insert(SubscriptionId(row.int(2)?));
+        }
+        for some in which.chunks(super::sql::LIST) {
+            session.write(format!("{update} WHERE {}", super::sql::pairs(columns, some.iter().copied())));
+        }
+    }
+    session.write(format!("DELETE FROM tramline_worker WHERE incarnation = {owner}"));
+    Ok(woken)
+}
+
+/// All but what writes slices: see [`super::claim::interrupt`], which is one step for each subscription that is given here.
+pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Vec<SubscriptionId>)> {
+    let mut swept = Swept::default();
+    let mut wake = BTreeSet::new();
+    if let Some(dead_after) = sweep.dead_after {
+        // Locked, so that of many nodes that sweep at once only one reports a death.
+        let sql = format!(
+            "SELECT incarnation FROM tramline_worker WHERE beat_at <= {} ORDER BY incarnation FOR UPDATE SKIP LOCKED",
+            session.now.before(dead_after).0
+        );
+        for worker in session.rows(sql).await? {
+            wake.extend(bury(session, Incarnation(worker.int(0)?)).await?);
+            swept.workers += 1;
+        }
+    }
+    wake.extend(backfills(session).await?);
+    swept.wake = wake.into_iter().collect();
+    // First what was deleted: it may be all that keeps chunks past their retention.
+    swept.more = erase(session, sweep.limit).await?;
+    swept.chunks = retire(session, sweep.limit).await?;
+    swept.more |= swept.chunks >= u64::from(sweep.limit);
+    expire_entries(session, sweep.limit);
+    let all = session.catalog.clone();
+    let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
+    let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
+    Ok((swept, ended))
+}
+
+async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
+    let sql =
+        "SELECT DISTINCT subscription FROM tramline_subscription_topic WHERE backfill_next <= backfill_until";
+    session.rows(sql).await?.iter().map(|row| Ok(SubscriptionId(row.int(0)?))).collect()
+}
+
+/// Removes chunks past their retention, oldest first. What a slice refers to, or a back-fill has still to read, stays.
+///
+/// Found first, then locked, and judged again by a statement after that: a resend that was faster holds the chunk, and its slice is
+/// visible only to a statement that begins after it.
+async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
+    let unused = "NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk)";
+    let catalog = session.catalog.clone();
+    let mut removed = 0;
+    for topic in catalog.topics() {
+        let left = u64::from(limit).saturating_sub(removed);
+        let oldest = session.now.0.saturating_sub(millis(topic.retention));
+        if left == 0 || !is_due(session, topic.id, oldest).await? {
+            continue;
+        }
+        let find = format!(
+            "SELECT c.chunk FROM tramline_chunk c FORCE INDEX (tramline_chunk_topic) WHERE c.topic = {0} \
+             AND c.emitted_at < {oldest} AND c.chunk < COALESCE((SELECT MIN(st.backfill_next) \
+             FROM tramline_subscription_topic st WHERE st.topic = {0} AND st.backfill_next <= st.backfill_until), {1}) \
+             AND {unused} ORDER BY c.topic, c.chunk LIMIT {left}",
+            topic.id.0,
+            i64::MAX
+        );
+        let found = numbers(&session.rows(find).await?)?;
+        if found.is_empty() {
+            continue;
+        }
+        let lock = format!(
+            "SELECT chunk FROM tramline_chunk WHERE chunk IN ({}) ORDER BY chunk FOR UPDATE SKIP LOCKED",
+            list(found)
+        );
+        let locked = list(numbers(&session.rows(lock).await?)?);
+        let judge = format!("SELECT c.chunk FROM tramline_chunk c WHERE c.chunk IN ({locked}) AND {unused}");
+        let chosen = numbers(&session.rows(judge).await?)?;
+        if !chosen.is_empty() {
+            removed += chosen.len() as u64;
+            session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(chosen)));
+        }
+    }
+    Ok(removed)
+}
+
+fn numbers(rows: &super::Rows) -> Result<Vec<i64>> {
+    rows.iter().map(|row| row.int(0)).collect()
+}
+
+/// True if the oldest chunk of a topic is past its retention. Chunks ascend in time, so nothing else has to be read.
+async fn is_due(session: &mut Session<'_>, topic: TopicId, oldest: i64) -> Result<bool> {
+    let sql = format!(
+        "SELECT emitted_at FROM tramline_chunk FORCE INDEX (tramline_chunk_topic) WHERE topic = {} \
+         ORDER BY topic, chunk LIMIT 1",
+        topic.0
+    );
+    session.rows(sql).await?.first().map_or(Ok(false), |row| Ok(row.int(0)? < oldest))
+}
+
+fn expire_entries(session: &mut Session<'_>, limit: u32) {
+    let now = session.now.0;
+    session.write(format!(
+        "DELETE FROM tramline_idempotency WHERE expires_at <= {now} AND receipt <> '' ORDER BY expires_at LIMIT {limit}"
+    ));
+    session.write(format!("DELETE FROM tramline_rule WHERE until <= {now}"));
+    remote::expire(session, limit);
+    session.write(format!(
+        "DELETE FROM tramline_audit WHERE id <= (SELECT last FROM (SELECT MAX(id) AS last FROM tramline_audit) a) - {AUDIT_KEPT}"
+    ));
+}
+
+/// Writes the next retained chunks into a subscription that came after them. The row of the back-fill is locked: two
+/// nodes that do it at once take turns.
+pub(super) async fn backfill(session: &mut Session<'_>, id: SubscriptionId) -> Result<bool> {
+    let catalog = session.catalog.clone();
+    let subscription = catalog.require_subscription(id)?;
+    let sql = format!(
+        "SELECT topic, backfill_next, backfill_until FROM tramline_subscription_topic \
+         WHERE subscription = {} AND backfill_next <= backfill_until ORDER BY topic LIMIT 1 FOR UPDATE",
+        id.0
+    );
+    let rows = session.rows(sql).await?;
+    let Some(step) = rows.first() else { return Ok(false) };
+    let (topic, next, until) = (step.int(0)?, step.int(1)?, step.int(2)?);
+    let sql = format!(
+        "SELECT {CHUNK} FROM tramline_chunk FORCE INDEX (tramline_chunk_topic) \
+         WHERE topic = {topic} AND chunk BETWEEN {next} AND {until} ORDER BY topic, chunk LIMIT {BACKFILL_STEP}"
+    );
+    let rows = session.rows(sql).await?;
+    let lanes = catalog.topic_by_id(TopicId(topic)).map_or(1, |topic| topic.lanes);
+    let (mut new, mut last) = (Vec::new(), next);
+    for row in &rows {
+        let row = chunk(row)?;
+        last = row.chunk.0;
+        new.extend(slices_of(&row, lanes, subscription)?);
+    }
+    insert(session, &new);
+    let reached = if rows.len() < BACKFILL_STEP { until } else { last };
+    session.write(format!(
+        "UPDATE tramline_subscription_topic SET backfill_next = {} WHERE subscription = {} AND topic = {topic}",
+        reached + 1,
+        id.0
+    ));
+    Ok(backfills(session).await?.contains(&id))
+}
