@@ -1,6 +1,6 @@
 //! Fresh private stores for tests, one for each place in which a store can be.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use tramline::model::id::Incarnation;
 use tramline::store::{self, Store};
@@ -33,11 +33,7 @@ impl Fresh {
             (None, Place::Postgres) => {
                 format!("{}?schema=conf_{:x}&options={NO_SYNC}", postgres(), Incarnation::random().0)
             }
-            (None, Place::Mysql) => {
-                let name = format!("conf_{:x}", Incarnation::random().0);
-                execute_on_mysql("", &format!("CREATE DATABASE {name}")).await;
-                format!("{}/{name}", mysql())
-            }
+            (None, Place::Mysql) => format!("{}/{}", mysql(), clean_database().await),
             (None, _) => "sqlite::memory:".to_owned(),
         };
         let store = store::open(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"));
@@ -50,7 +46,8 @@ impl Fresh {
             self.execute(&format!("DROP SCHEMA IF EXISTS {schema} CASCADE")).await;
         }
         if let (Place::Mysql, Some(name)) = (self.place, self.database()) {
-            execute_on_mysql("", &format!("DROP DATABASE IF EXISTS {name}")).await;
+            clean(name).await;
+            CLEAN.lock().unwrap().push(name.to_owned());
         }
     }
 
@@ -81,6 +78,30 @@ fn postgres() -> String {
 
 fn mysql() -> String {
     std::env::var("TRAMLINE_TEST_MYSQL").expect("TRAMLINE_TEST_MYSQL is not set: run ./test")
+}
+
+/// Databases that a test has left behind: creating tables takes MySQL longer than most tests.
+static CLEAN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+async fn clean_database() -> String {
+    if let Some(name) = CLEAN.lock().unwrap().pop() {
+        return name;
+    }
+    let name = format!("conf_{:x}", Incarnation::random().0);
+    execute_on_mysql("", &format!("CREATE DATABASE {name}")).await;
+    name
+}
+
+/// Empties all tables but those that a new database would have something in.
+async fn clean(database: &str) {
+    use sqlx::{Connection, Row};
+    let mut connection = sqlx::MySqlConnection::connect(&format!("{}/{database}", mysql())).await.unwrap();
+    let sql = "SELECT CAST(table_name AS CHAR) FROM information_schema.tables WHERE table_schema = DATABASE() \
+               AND table_name NOT IN ('tramline_meta', 'tramline_migration')";
+    let tables = sqlx::query(sql).fetch_all(&mut connection).await.unwrap();
+    let deletes: Vec<String> = tables.iter().map(|row| format!("DELETE FROM {}", row.get::<String, _>(0))).collect();
+    let sql = format!("START TRANSACTION; {}; COMMIT", deletes.join("; "));
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
 }
 
 async fn execute_on_mysql(database: &str, sql: &str) {

@@ -204,7 +204,7 @@ impl Store for MysqlStore {
 
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
         let begin = Begin::reading(open.now);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::open(session, &open.tally))
+        step!(self, Tries::patient(), |conn| self.session(conn, &begin), |session| tally::open(session, &open.tally))
     }
 
     async fn add_items(&self, add: AddItems) -> Result<Added> {
