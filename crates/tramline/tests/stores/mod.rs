@@ -5,7 +5,7 @@ use tempfile::TempDir;
 use tramline::model::id::Incarnation;
 use tramline::store::{self, Store};
 
-/// What is tested here is not the disk, so that nobody waits for it.
+/// What is tested here is not the disk, so that nobody waits for it. On MySQL that holds for the whole server, until it restarts.
 const NO_SYNC: &str = "-c%20synchronous_commit%3Doff";
 
 /// Where a store under test is.
@@ -88,7 +88,7 @@ async fn clean_database() -> String {
         return name;
     }
     let name = format!("conf_{:x}", Incarnation::random().0);
-    execute_on_mysql("", &format!("CREATE DATABASE {name}")).await;
+    execute_on_mysql("", &format!("SET GLOBAL innodb_flush_log_at_trx_commit = 2; CREATE DATABASE {name}")).await;
     name
 }
 
