@@ -19,7 +19,7 @@ use tramline::{
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-const PLACES: [Place; 2] = [Place::SqliteFile, Place::Postgres];
+const PLACES: [Place; 3] = [Place::SqliteFile, Place::Postgres, Place::Mysql];
 
 /// Processes that share a store and a clock.
 struct World {

@@ -7,6 +7,7 @@ use crate::store::postgres::PostgresOptions;
 use crate::store::{Opened, Store};
 use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
+use crate::wake::mysql::Pulse;
 use crate::wake::postgres::Channel;
 use crate::wake::sqlite::FileWatch;
 use std::sync::Arc;
@@ -102,7 +103,7 @@ impl Options {
         self
     }
 
-    /// How many groups of emits are written at the same time (SQLite 1, PostgreSQL 4, unless set).
+    /// How many groups of emits are written at the same time (SQLite 1, others 4, unless set).
     #[must_use]
     pub fn flushers_at_most(mut self, flushers: usize) -> Options {
         self.flushers = Some(flushers.max(1));
@@ -150,7 +151,7 @@ impl Options {
 
     pub(crate) fn flushers(&self) -> usize {
         // SQLite has one writer; more groups would only be smaller.
-        self.flushers.unwrap_or(if self.is_postgres() { 4 } else { 1 })
+        self.flushers.unwrap_or(if self.is_server() { 4 } else { 1 })
     }
 
     /// Opens the store, and the way hints travel on this kind of store unless another one is set.
@@ -165,7 +166,7 @@ impl Options {
                     None => Arc::new(InProcess::new()),
                 }
             }
-            (None, Opened::Mysql(_)) => Arc::new(InProcess::new()),
+            (None, Opened::Mysql(store)) => Arc::new(Pulse::new(store.clone())),
             (None, Opened::Sqlite(store)) => match store.path() {
                 Some(path) => Arc::new(FileWatch::new(path)?),
                 None => Arc::new(InProcess::new()),
@@ -174,7 +175,7 @@ impl Options {
         Ok((opened, wake))
     }
 
-    fn is_postgres(&self) -> bool {
-        self.url.starts_with("postgres:") || self.url.starts_with("postgresql:")
+    fn is_server(&self) -> bool {
+        !self.url.starts_with("sqlite:")
     }
 }

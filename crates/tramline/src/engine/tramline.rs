@@ -15,6 +15,7 @@ use crate::engine::tally::Tallies;
 use crate::engine::worker::Worker;
 use crate::error::Result;
 use crate::model::id::{EventId, Incarnation};
+use crate::store::mysql::MysqlStore;
 use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::SqliteStore;
 use crate::store::verbs::{Emission, Swept};
@@ -46,7 +47,7 @@ struct Inner {
 }
 
 impl Tramline {
-    /// Opens the store behind a URL (`sqlite://app.db`, `sqlite::memory:`, `postgres://..`) with default options, and brings its
+    /// Opens the store behind a URL (`sqlite://app.db`, `sqlite::memory:`, `postgres://..`, `mysql://..`) with default options, and brings its
     /// tables up to date.
     ///
     /// # Errors
@@ -186,6 +187,15 @@ impl Tramline {
     pub fn postgres(&self) -> Option<&Arc<PostgresStore>> {
         match &self.inner.opened {
             Some(Opened::Postgres(store)) => Some(store),
+            _ => None,
+        }
+    }
+
+    /// The store as what it is, if this handle opened a MySQL or MariaDB database: for emits and settlements in the caller's own
+    /// transaction.
+    pub fn mysql(&self) -> Option<&Arc<MysqlStore>> {
+        match &self.inner.opened {
+            Some(Opened::Mysql(store)) => Some(store),
             _ => None,
         }
     }

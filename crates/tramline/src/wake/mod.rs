@@ -2,10 +2,12 @@
 //! one also looks by himself once in a while.
 //!
 //! - [`in_process`]: between the workers and emitters of one process
+//! - [`mysql`]: between processes, by looking at what was written last
 //! - [`postgres`]: between processes, with LISTEN and NOTIFY
 //! - [`sqlite`]: between processes that share a file, by watching it
 
 pub mod in_process;
+pub mod mysql;
 pub mod postgres;
 pub mod sqlite;
 

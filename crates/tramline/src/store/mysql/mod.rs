@@ -172,6 +172,19 @@ impl MysqlStore {
         Ok(settled)
     }
 
+    /// Numbers that change when something is emitted, or a rule or the catalogue changes: the ends of three indexes.
+    pub(crate) async fn pulse(&self) -> Result<[Option<i64>; 3]> {
+        let sql = "SELECT (SELECT MAX(chunk) FROM tramline_chunk), (SELECT MAX(id) FROM tramline_audit), \
+                   (SELECT value FROM tramline_meta WHERE name = 'catalog')";
+        let mut conn = self.spares.take(&self.own).await?;
+        let mut sets: Vec<Rows> = Vec::new();
+        exchange(&mut conn, sql.to_owned(), &mut sets).await?;
+        conn.keep();
+        let row = sets.first().and_then(|rows| rows.first());
+        let row = row.ok_or_else(|| Error::unavailable("the server gave no answer", "try again"))?;
+        Ok([row.maybe_int(0)?, row.maybe_int(1)?, row.maybe_int(2)?])
+    }
+
     async fn begin(&self) -> Result<Transaction<'_>> {
         Ok(Transaction::new(self.spares.take(&self.own).await?))
     }

@@ -1,0 +1,86 @@
+//! Hints between processes that share a MySQL or MariaDB database, which cannot call anybody: each feels its pulse while it waits.
+
+use crate::model::id::SubscriptionId;
+use crate::store::mysql::MysqlStore;
+use crate::wake::{Audience, Bells, Listener, Wake};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// How soon the pulse is felt again after it changed: where something happens, more will.
+const SOON: Duration = Duration::from_millis(10);
+/// How late at the latest: five looks per second cost a node about a thousandth of a core.
+const LATE: Duration = Duration::from_millis(200);
+
+/// Watches the last chunk, the last change of a rule and the version of the catalogue. What exactly changed is not known, so all bells
+/// ring: a claim that finds nothing is cheap. What changes nothing of these (an emit that commits after a later one, a
+/// replay) is found by the slow poll of those who wait.
+#[derive(Debug)]
+pub struct Pulse {
+    bells: Arc<Bells>,
+    watcher: JoinHandle<()>,
+}
+
+impl Pulse {
+    /// Watches the database of a store. Needs a Tokio runtime.
+    pub fn new(store: Arc<MysqlStore>) -> Pulse {
+        let bells = Arc::new(Bells::default());
+        let watcher = tokio::spawn(watch(store, bells.clone()));
+        Pulse { bells, watcher }
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.watcher.abort();
+    }
+}
+
+impl Wake for Pulse {
+    /// Only this process is told: the others feel the pulse.
+    fn notify(&self, subscriptions: &[SubscriptionId]) {
+        self.bells.ring(subscriptions);
+    }
+
+    fn listen(&self, to: SubscriptionId) -> Listener {
+        self.bells.listen(to)
+    }
+
+    fn listen_to_all(&self) -> Listener {
+        self.bells.listen_to_all()
+    }
+}
+
+async fn watch(store: Arc<MysqlStore>, bells: Arc<Bells>) {
+    let audience: Arc<Audience> = bells.audience();
+    let (mut felt, mut pause) = (None, SOON);
+    loop {
+        audience.somebody().await;
+        match store.pulse().await {
+            Ok(pulse) if felt == Some(pulse) => pause = next(pause),
+            Ok(pulse) => {
+                (felt, pause) = (Some(pulse), SOON);
+                bells.ring_all();
+            }
+            // Whoever waits meets the error by himself.
+            Err(_) => pause = LATE,
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+fn next(pause: Duration) -> Duration {
+    (pause * 3 / 2).min(LATE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quiet_database_is_looked_at_less_and_less_often() {
+        let pauses: Vec<Duration> = std::iter::successors(Some(SOON), |pause| Some(next(*pause))).take(20).collect();
+        assert!(pauses.is_sorted());
+        assert_eq!(pauses.last(), Some(&LATE));
+    }
+}
