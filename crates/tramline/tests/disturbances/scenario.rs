@@ -33,6 +33,8 @@ struct Place {
     url: String,
     /// A proxy for every worker process, and the last one for the emitter; none for a file.
     proxies: Vec<Proxy>,
+    /// The variable that names the program which restarts the server; none for a file.
+    control: Option<&'static str>,
     _folder: tempfile::TempDir,
 }
 
@@ -40,17 +42,37 @@ impl Place {
     async fn sqlite() -> Place {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", folder.path().join("disturbed.db").display());
-        Place { url, proxies: Vec::new(), _folder: folder }
+        Place { url, proxies: Vec::new(), control: None, _folder: folder }
     }
 
     async fn postgres() -> Place {
         let server = std::env::var("TRAMLINE_TEST_POSTGRES").expect("no PostgreSQL to test with: run ./test");
-        let schema = format!("disturbed_{}", std::process::id());
+        let url = format!("{server}?schema=disturbed_{}", std::process::id());
+        Place::on_server(url, "TRAMLINE_TEST_POSTGRES_CTL").await
+    }
+
+    async fn mysql() -> Place {
+        let server = std::env::var("TRAMLINE_TEST_MYSQL").expect("no MySQL to test with: run ./test");
+        let database = format!("disturbed_{}", std::process::id());
+        run_on_mysql(&server, &format!("CREATE DATABASE {database}")).await;
+        Place::on_server(format!("{server}/{database}"), "TRAMLINE_TEST_MYSQL_CTL").await
+    }
+
+    async fn on_server(url: String, control: &'static str) -> Place {
         let mut proxies = Vec::new();
         for _ in 0..=PROCESSES {
-            proxies.push(Proxy::start(host_of(&server)).await);
+            proxies.push(Proxy::start(host_of(&url)).await);
         }
-        Place { url: format!("{server}?schema={schema}"), proxies, _folder: tempfile::tempdir().unwrap() }
+        Place { url, proxies, control: Some(control), _folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// Removes what was made on a server.
+    async fn remove(&self) {
+        if let Some((server, database)) = self.url.strip_prefix("mysql://").and_then(|url| url.split_once('/')) {
+            run_on_mysql(&format!("mysql://{server}"), &format!("DROP DATABASE {database}")).await;
+        } else if self.control.is_some() {
+            drop_schema(&self.url).await;
+        }
     }
 
     fn url_through(&self, proxy: usize) -> String {
@@ -63,7 +85,7 @@ impl Place {
 
 fn host_of(url: &str) -> String {
     let after_user = url.split('@').nth(1).expect("the URL has a user");
-    after_user.split('/').next().unwrap_or_default().to_owned()
+    after_user.split(['/', '?']).next().unwrap_or_default().to_owned()
 }
 
 /// A small generator, so that a failing run can be repeated with `TRAMLINE_SEED`.
@@ -79,8 +101,11 @@ impl Chance {
 }
 
 pub(crate) async fn run(name: &str, disturbances: usize) {
-    let is_postgres = name.ends_with("postgres");
-    let place = if is_postgres { Place::postgres().await } else { Place::sqlite().await };
+    let place = match name.rsplit('_').next() {
+        Some("postgres") => Place::postgres().await,
+        Some("mysql") => Place::mysql().await,
+        _ => Place::sqlite().await,
+    };
     let seed = std::env::var("TRAMLINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5EED);
     println!("  seed {seed}");
     let tram = Tramline::open(&place.url).await.unwrap();
@@ -97,7 +122,7 @@ pub(crate) async fn run(name: &str, disturbances: usize) {
 
     let mut chance = Chance(seed);
     for number in 0..disturbances {
-        let restart = is_postgres && number == disturbances / 2;
+        let restart = number == disturbances / 2;
         disturb(&place, &mut crew, &recorder, &mut chance, restart).await;
         stale_settlements_are_refused(&tram, &recorder).await;
     }
@@ -107,9 +132,7 @@ pub(crate) async fn run(name: &str, disturbances: usize) {
     finish(&tram, &recorder, &emitted).await;
     crew.end();
     println!("  {} events emitted, {} records", emitted.acknowledged.len(), recorder.len());
-    if is_postgres {
-        drop_schema(&place.url).await;
-    }
+    place.remove().await;
 }
 
 /// Emits numbered events to a few keys, never far ahead of the workers.
@@ -142,9 +165,8 @@ async fn emit(tram: Tramline, emitted: Arc<Mutex<Emitted>>, recorder: Recorder, 
 async fn disturb(place: &Place, crew: &mut Crew, recorder: &Recorder, chance: &mut Chance, restart: bool) {
     let victim = chance.below(PROCESSES as u64) as usize;
     let kinds = if place.proxies.is_empty() { 2 } else { 7 };
-    if restart {
-        let control =
-            std::env::var("TRAMLINE_TEST_POSTGRES_CTL").expect("no control of PostgreSQL: run ./test");
+    if let Some(control) = place.control.filter(|_| restart) {
+        let control = std::env::var(control).expect("no control of the server: run ./test");
         assert!(Command::new(control).arg("restart").status().unwrap().success());
     }
     match chance.below(kinds) {
@@ -302,4 +324,10 @@ async fn drop_schema(url: &str) {
     let (server, schema) = url.split_once("?schema=").unwrap();
     let mut connection = sqlx::PgConnection::connect(server).await.unwrap();
     connection.execute(AssertSqlSafe(format!("DROP SCHEMA {schema} CASCADE"))).await.unwrap();
+}
+
+async fn run_on_mysql(server: &str, sql: &str) {
+    use sqlx::{AssertSqlSafe, Connection};
+    let mut connection = sqlx::MySqlConnection::connect(server).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
 }
