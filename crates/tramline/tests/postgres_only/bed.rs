@@ -24,10 +24,14 @@ pub(crate) fn server() -> String {
     environment("TRAMLINE_TEST_POSTGRES")
 }
 
+/// A statement that makes the server count a transaction.
+pub(crate) const WRITES_SOMETHING: &str = "SELECT pg_current_xact_id()";
+
 /// A store in a schema of its own, which is gone after [`Private::close`].
 pub(crate) struct Private {
     pub(crate) store: Arc<PostgresStore>,
     pub(crate) schema: String,
+    pub(crate) url: String,
 }
 
 impl Deref for Private {
@@ -45,8 +49,9 @@ impl Private {
 
     pub(crate) async fn open_at(server: &str, more: &str) -> Private {
         let schema = format!("only_{:x}", Incarnation::random().0);
-        let store = open(&format!("{server}?schema={schema}{more}")).await.unwrap();
-        Private { store: Arc::new(store), schema }
+        let url = format!("{server}?schema={schema}{more}");
+        let store = open(&url).await.unwrap();
+        Private { store: Arc::new(store), schema, url }
     }
 
     /// SQL of this test's own, with `$s` for its schema.

@@ -3,8 +3,11 @@
 
 mod bed;
 mod claims;
+#[path = "../server_only/locks.rs"]
 mod locks;
 mod opening;
 mod plain_sql;
+mod snapshots;
 mod tallies;
+#[path = "../server_only/transactions.rs"]
 mod transactions;

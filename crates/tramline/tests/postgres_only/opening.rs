@@ -44,7 +44,7 @@ async fn open_ten(server: &str, more: &str) {
     for store in &stores[1..] {
         store.close().await;
     }
-    Private { store: Arc::new(stores.remove(0)), schema }.close().await;
+    Private { store: Arc::new(stores.remove(0)), schema, url }.close().await;
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
-//! Transactions of others that hold locks, and many nodes at once.
+//! Transactions of others that hold locks, and many nodes at once; on every server.
 
-use crate::bed::{Private, done, event, ids, open, read_log, server};
+use crate::bed::{Private, done, event, ids, open, read_log};
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 use tramline::error::Kind;
@@ -96,7 +96,7 @@ async fn extending_does_not_wait_for_a_transaction_that_holds_one_of_the_leases(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_nodes_that_emit_to_the_same_keys_make_one_chain_of_each() {
     let store = Private::open().await;
-    let url = format!("{}?schema={}", server(), store.schema);
+    let url = store.url.clone();
     let nodes: Vec<_> = (0..4)
         .map(|node| {
             let url = url.clone();
@@ -137,7 +137,7 @@ async fn many_nodes_that_emit_to_the_same_keys_make_one_chain_of_each() {
 #[tokio::test]
 async fn an_emit_to_a_topic_that_another_node_deleted_creates_it_again() {
     let store = Private::open().await;
-    let twin = open(&format!("{}?schema={}", server(), store.schema)).await.unwrap();
+    let twin = open(&store.url).await.unwrap();
     for event in [Event::new("t", "x"), Event::new("t", "x").idempotency_key("once")] {
         store.emit(event.clone()).await.unwrap();
         twin.delete_topic("t").await.unwrap();

@@ -1,0 +1,12 @@
+//! What is special about MySQL and MariaDB. What every store has to do is in the conformance suite.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bed;
+mod claims;
+#[path = "../server_only/locks.rs"]
+mod locks;
+mod opening;
+mod packets;
+mod tails;
+#[path = "../server_only/transactions.rs"]
+mod transactions;
