@@ -215,6 +215,8 @@ impl SubscriptionIn {
             lease: self.lease_ms.map_or(old.lease, |lease| lease.map(Duration::from_millis)),
             time_limit: limit.unwrap_or(old.time_limit),
             claim_size: self.claim_size.unwrap_or(old.claim_size),
+            filter: old.filter,
+            push: old.push,
         })
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::name;
 use crate::model::subscription::{Subscription, Topic, TopicSettings};
-use crate::plan::emit::TopicView;
+use crate::plan::emit::{Consumer, TopicView};
 use crate::store::verbs::{PutSubscription, SetRule};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Catalog {
             subscriptions: subscriptions
                 .iter()
                 .filter(|subscription| subscription.topics.contains(&topic.name))
-                .map(|subscription| (subscription.id, subscription.policy.is_ordered()))
+                .map(consumer)
                 .collect(),
         };
         Catalog {
@@ -135,6 +135,14 @@ impl Catalog {
                 "delete the subscription or take the topic off it first",
             )),
         }
+    }
+}
+
+fn consumer(subscription: &Subscription) -> Consumer {
+    Consumer {
+        id: subscription.id,
+        ordering: subscription.policy.ordering,
+        filter: subscription.policy.filter.clone(),
     }
 }
 

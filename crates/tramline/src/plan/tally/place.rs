@@ -6,6 +6,7 @@ use crate::model::event::{Event, EventItem};
 use crate::model::id::{SubscriptionId, TallyId};
 use crate::model::tally::{Added, TallyItem};
 use crate::model::time::Time;
+use crate::plan::emit::Consumer;
 use crate::store::catalog::Catalog;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -89,7 +90,7 @@ fn judge(
 fn subscription(event: &Event, named: Option<&str>, catalog: &Catalog) -> Result<SubscriptionId> {
     let of_topic = catalog.views().get(&event.topic).map_or(&[][..], |view| &view.subscriptions);
     match (named, of_topic) {
-        (None, [(only, _)]) => Ok(*only),
+        (None, [only]) => admitted(only, event),
         (None, all) => Err(Error::invalid(
             format!(
                 "the topic {:?} has {} subscriptions, and one of them has to end the item",
@@ -100,14 +101,26 @@ fn subscription(event: &Event, named: Option<&str>, catalog: &Catalog) -> Result
         )),
         (Some(name), all) => {
             let id = catalog.subscription_named(name).map(|subscription| subscription.id);
-            id.filter(|id| all.iter().any(|(one, _)| one == id)).ok_or_else(|| {
+            let one = all.iter().find(|one| Some(one.id) == id).ok_or_else(|| {
                 Error::invalid(
                     format!("no subscription {name:?} consumes the topic {:?}", event.topic),
                     "name one that does; create it first",
                 )
-            })
+            })?;
+            admitted(one, event)
         }
     }
+}
+
+/// An item that its subscription never gets would never end.
+fn admitted(consumer: &Consumer, event: &Event) -> Result<SubscriptionId> {
+    if consumer.filter.passes(event) {
+        return Ok(consumer.id);
+    }
+    Err(Error::invalid(
+        "the filter of the subscription that is to end the item does not let the event pass",
+        "name another subscription, or emit it outside of the tally",
+    ))
 }
 
 /// Nobody has the number.

@@ -5,6 +5,7 @@ use super::rows::draw;
 use super::session::Session;
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
+use crate::model::lane;
 use crate::model::lane::DEFAULT_LANES;
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
@@ -13,7 +14,7 @@ use crate::model::time::{Time, millis};
 use crate::store::catalog::{Catalog, still_left};
 use crate::store::deleted::{Deleted, lanes_of};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -202,12 +203,11 @@ fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &Pu
     let sql = "INSERT INTO tramline_subscription_topic (subscription, topic, backfill_next, backfill_until) \
                VALUES (?, ?, ?, ?)";
     conn.execute(sql, [id.0, topic.id.0, next.unwrap_or(last + 1), last])?;
-    if put.policy.is_ordered() {
-        let sql = "INSERT INTO tramline_lane VALUES (?, ?, 0, 0, 0, 0, 0, 0)";
-        let mut statement = conn.prepare_cached(sql)?;
-        for lane in 0..topic.lanes {
-            statement.execute([id.0, LaneId::of(topic.id, lane).0])?;
-        }
+    let sql = "INSERT OR IGNORE INTO tramline_lane VALUES (?, ?, 0, 0, 0, 0, 0, 0)";
+    let mut statement = conn.prepare_cached(sql)?;
+    let (first, count) = lane::all(put.policy.ordering, topic);
+    for number in 0..i64::from(count) {
+        statement.execute([id.0, first.0 + number])?;
     }
     Ok(())
 }
@@ -235,15 +235,18 @@ pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<(
     changed(session.conn)
 }
 
-/// Below which chunk ordered claims of a topic have to stay while retained events are still being written.
+/// Below which chunk claims of a lane have to stay while retained events are still being written.
 pub(super) fn backfill_cursor(
     conn: &Connection,
     id: SubscriptionId,
-    topic: TopicId,
+    lane: LaneId,
 ) -> Result<Option<ChunkId>> {
-    let sql = "SELECT backfill_next FROM tramline_subscription_topic \
-               WHERE subscription = ? AND topic = ? AND backfill_next <= backfill_until";
-    Ok(conn.prepare_cached(sql)?.query_row([id.0, topic.0], |row| row.get(0).map(ChunkId)).optional()?)
+    let sql = "SELECT min(backfill_next) FROM tramline_subscription_topic \
+               WHERE subscription = ?1 AND (topic = ?2 OR ?3) AND backfill_next <= backfill_until";
+    let mut statement = conn.prepare_cached(sql)?;
+    let all = lane == LaneId::WHOLE;
+    let next: Option<i64> = statement.query_row(params![id.0, lane.topic().0, all], |row| row.get(0))?;
+    Ok(next.map(ChunkId))
 }
 
 /// The rule in force that stops a subscription, if any; a block before a pause.
