@@ -37,6 +37,7 @@ pub use engine::worker::Worker;
 pub use error::{Error, Kind, Result};
 pub use model::event::{Emitted, Event, Headers, StoredEvent};
 pub use model::filter::Filter;
+pub use model::health::{Attempt, Disabled, Health, Verdict};
 pub use model::id::{EventId, Incarnation, SubscriptionId, TallyId, TopicId};
 pub use model::lease::Lease;
 pub use model::outcome::Outcome;

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
-    Added, AuditEntry, EventId, Kind, Result, Store, Subscription, SubscriptionId, Tally, Time, Token, Topic,
+    Added, AuditEntry, EventId, Health, Kind, Result, Store, Subscription, SubscriptionId, Tally, Time,
+    Token, Topic,
 };
 
 /// Passes everything on, and takes the time.
@@ -118,6 +119,21 @@ impl Store for Timed {
     }
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
         self.time("release_parked", self.store.release_parked(release)).await
+    }
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
+        self.time("push_board", self.store.push_board(now)).await
+    }
+    async fn gather(&self, gather: Gather) -> Result<Gathered> {
+        self.time("gather", self.store.gather(gather)).await
+    }
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        self.time("record_push", self.store.record_push(record)).await
+    }
+    async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
+        self.time("steer_push", self.store.steer_push(steer)).await
+    }
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {
+        self.time("attempts", self.store.attempts(list)).await
     }
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
         self.time("open_tally", self.store.open_tally(open)).await

@@ -3,7 +3,7 @@
 //! - [`event`], [`chunk`]: events, and how up to 64 of them are written as one row
 //! - [`mask`], [`mod@slice`], [`status`]: what is left to do of a chunk, and what users are told
 //! - [`subscription`], [`filter`], [`retry`], [`rule`]: who consumes, which events, how failures are repeated, what stops it
-//! - [`push`]: how events are sent to a callback
+//! - [`push`], [`health`]: how events are sent to a callback, and how that goes
 //! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
 //! - [`resequencer`]: the consumer's side of the order
 //! - [`id`], [`name`], [`pattern`], [`time`]: numbers, names and points in time
@@ -13,6 +13,7 @@
 pub mod chunk;
 pub mod event;
 pub mod filter;
+pub mod health;
 pub mod id;
 pub mod lane;
 pub mod lease;

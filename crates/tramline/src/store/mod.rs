@@ -9,6 +9,7 @@ pub(crate) mod claimed;
 pub(crate) mod deleted;
 pub(crate) mod idempotency;
 pub mod postgres;
+pub(crate) mod push;
 pub mod sqlite;
 pub(crate) mod tally;
 pub(crate) mod token;
@@ -16,6 +17,7 @@ pub mod verbs;
 pub mod verbs_tally;
 
 use crate::error::{Error, Result};
+use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
@@ -149,6 +151,17 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>>;
     /// Lets parked keys go on. Gives how many.
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64>;
+
+    /// All push subscriptions, by name, and whether each may have something to send.
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>>;
+    /// What has gathered for the next batch of a push subscription.
+    async fn gather(&self, gather: Gather) -> Result<Gathered>;
+    /// Writes down what was tried, and what follows from it for the subscription.
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded>;
+    /// Enables or disables a push subscription, or notes that its receiver has agreed. `Invalid` for one that workers claim from.
+    async fn steer_push(&self, steer: SteerPush) -> Result<Health>;
+    /// What was tried lately, newest first.
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>>;
 
     /// Opens a tally. `Conflict` when its idempotency key was used for another one; `NotFound` when it has no such parent.
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally>;

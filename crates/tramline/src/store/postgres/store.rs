@@ -3,8 +3,9 @@
 use super::claim::Due;
 use super::session::Begin;
 use super::step::{Tries, step};
-use super::{PostgresStore, catalog, claim, look, mend, remote, settle, sweep, tally, token};
+use super::{PostgresStore, catalog, claim, look, mend, push, remote, settle, sweep, tally, token};
 use crate::error::{Kind, Result};
+use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
@@ -219,6 +220,31 @@ impl Store for PostgresStore {
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::release_parked(
             session, &release
         ))
+    }
+
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
+        let begin = Begin::reading(now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::board(session))
+    }
+
+    async fn gather(&self, gather: Gather) -> Result<Gathered> {
+        let begin = Begin::reading(gather.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::gather(session, &gather))
+    }
+
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        let begin = Begin { may_be_lost: true, ..Begin::writing(record.now, record.subscription) };
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::record(session, &record))
+    }
+
+    async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
+        let begin = Begin::writing(steer.now, steer.subscription);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::steer(session, &steer))
+    }
+
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::attempts(session, &list))
     }
 
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {

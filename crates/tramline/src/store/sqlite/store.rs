@@ -2,8 +2,11 @@
 
 use super::session::{Session, store_time};
 use super::writer::Durable;
-use super::{SqliteStore, catalog, claim, emit, gather, look, mend, remote, settle, sweep, tally, token};
+use super::{
+    SqliteStore, catalog, claim, emit, gather, look, mend, push, remote, settle, sweep, tally, token,
+};
 use crate::error::Result;
+use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
@@ -154,6 +157,26 @@ impl Store for SqliteStore {
 
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
         self.write(Durable::Yes, release.now, move |session| mend::release_parked(session, &release)).await
+    }
+
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
+        self.read(now, push::board).await
+    }
+
+    async fn gather(&self, gather: Gather) -> Result<Gathered> {
+        self.read(gather.now, move |session| push::gather(session, &gather)).await
+    }
+
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        self.write(Durable::No, record.now, move |session| push::record(session, &record)).await
+    }
+
+    async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
+        self.write(Durable::Yes, steer.now, move |session| push::steer(session, &steer)).await
+    }
+
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {
+        self.read(None, move |session| push::attempts(session, &list)).await
     }
 
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
