@@ -7,6 +7,7 @@
 //! - [`plan`]: what a verb of a store changes, decided without I/O
 //! - [`wake`]: hints that there is work
 //! - [`engine`]: the program's side: emitting, workers, handlers, signs of life
+//! - [`push`]: the network side of push: what may be dialled, the HTTP client, signatures, secrets at rest
 //! - [`testkit`]: a store in memory and a clock to turn, for the tests of programs that use Tramline
 //! - [`error`]: the one error type
 
@@ -14,6 +15,7 @@ pub mod engine;
 pub mod error;
 pub mod model;
 pub mod plan;
+pub mod push;
 pub mod store;
 pub mod testkit;
 pub mod wake;
