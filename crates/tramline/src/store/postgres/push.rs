@@ -31,7 +31,7 @@ pub(super) async fn record(session: &mut Session<'_>, record: &RecordPush) -> Re
                WHERE a.subscription = $1 ORDER BY a.id DESC LIMIT 1 OFFSET $2)";
     let query = session.query(sql).bind(record.subscription.0).bind(ATTEMPTS_KEPT as i64);
     session.run(query).await?;
-    Ok(Recorded { health, disabled_now })
+    Ok(Recorded { health, disabled_now, now: session.now })
 }
 
 pub(super) async fn steer(session: &mut Session<'_>, steer: &SteerPush) -> Result<Health> {
@@ -102,7 +102,7 @@ pub(super) async fn board(session: &mut Session<'_>) -> Result<Vec<PushEntry>> {
         let (state, due) = found.remove(&subscription.id.0).unwrap_or_default();
         let health = health(state.as_deref())?;
         let due = due && health.is_open(session.now);
-        board.push(PushEntry { subscription: subscription.clone(), health, due });
+        board.push(PushEntry { subscription: subscription.clone(), health, due, now: session.now });
     }
     Ok(board)
 }

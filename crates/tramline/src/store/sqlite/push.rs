@@ -29,7 +29,7 @@ pub(super) fn record(session: &Session<'_>, record: &RecordPush) -> Result<Recor
     let sql = "DELETE FROM tramline_attempt WHERE subscription = ?1 AND id <= (SELECT id FROM tramline_attempt \
                WHERE subscription = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)";
     conn.prepare_cached(sql)?.execute(params![id, ATTEMPTS_KEPT as i64])?;
-    Ok(Recorded { health, disabled_now })
+    Ok(Recorded { health, disabled_now, now: session.now })
 }
 
 pub(super) fn steer(session: &Session<'_>, steer: &SteerPush) -> Result<Health> {
@@ -66,7 +66,7 @@ pub(super) fn board(session: &Session<'_>) -> Result<Vec<PushEntry>> {
             } else {
                 slices_due(session, subscription.id)?
             };
-        board.push(PushEntry { subscription: subscription.clone(), health, due });
+        board.push(PushEntry { subscription: subscription.clone(), health, due, now: session.now });
     }
     Ok(board)
 }

@@ -26,6 +26,8 @@ pub struct Recorded {
     pub health: Health,
     /// True if one of these attempts disabled it.
     pub disabled_now: bool,
+    /// The store's time.
+    pub now: Time,
 }
 
 /// Changes how a push subscription stands, by somebody's will.
@@ -67,6 +69,8 @@ pub struct PushEntry {
     pub health: Health,
     /// True if something is due, or a lease has ended.
     pub due: bool,
+    /// The store's time.
+    pub now: Time,
 }
 
 /// Looks at what has gathered for a batch.
