@@ -191,9 +191,8 @@ impl Serialize for CloudEvent<'_> {
 }
 
 /// Attributes that are written above, or that the format gives a meaning.
-const ATTRIBUTES: &[&str] = &[
-    "specversion", "id", "source", "type", "time", "subject", "datacontenttype", "dataschema", "data",
-];
+const ATTRIBUTES: &[&str] =
+    &["specversion", "id", "source", "type", "time", "subject", "datacontenttype", "dataschema", "data"];
 
 fn is_attribute(name: &str) -> bool {
     let letters = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
@@ -304,8 +303,10 @@ mod tests {
         published.event.kind = Arc::from("create");
         let written = write(Format::Routemaster, "s", "b", &[published, sending("text/plain", "hi")]);
         assert_eq!(written.content_type, "application/json");
-        let expected = r#"[{"topic":"orders","type":"create","url":"https://a.example/1","t":7,"data":{"a":1}},"#.to_owned()
-            + r#"{"topic":"orders","type":"update","url":"order:1","t":1893456000007}]"#;
+        let expected =
+            r#"[{"topic":"orders","type":"create","url":"https://a.example/1","t":7,"data":{"a":1}},"#
+                .to_owned()
+                + r#"{"topic":"orders","type":"update","url":"order:1","t":1893456000007}]"#;
         assert_eq!(written.body, expected);
     }
 }

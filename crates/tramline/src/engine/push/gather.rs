@@ -74,7 +74,10 @@ mod tests {
         assert_eq!(bucket.allowance(None, 500, second(0)), Ok(500));
         assert_eq!(bucket.allowance(Some(10), 500, second(100)), Ok(10));
         bucket.take(10);
-        assert_eq!(bucket.allowance(Some(10), 500, second(100)), Err(second(100) + Duration::from_millis(100)));
+        assert_eq!(
+            bucket.allowance(Some(10), 500, second(100)),
+            Err(second(100) + Duration::from_millis(100))
+        );
         assert_eq!(bucket.allowance(Some(10), 3, second(101)), Ok(3));
     }
 }

@@ -40,11 +40,7 @@ enum Next {
 }
 
 impl Line {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        standing: watch::Receiver<Standing>,
-        scribe: Arc<Scribe>,
-    ) -> Line {
+    pub(super) fn new(shared: Arc<Shared>, standing: watch::Receiver<Standing>, scribe: Arc<Scribe>) -> Line {
         Line { shared, standing, scribe, sending: JoinSet::new(), bucket: Bucket::default() }
     }
 
@@ -70,7 +66,8 @@ impl Line {
                 }
             };
             outage.over();
-            let until = if self.scribe.is_behind() { until.min(clock.reading() + scribe::EVERY) } else { until };
+            let until =
+                if self.scribe.is_behind() { until.min(clock.reading() + scribe::EVERY) } else { until };
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = listener.wait() => {}

@@ -103,7 +103,12 @@ impl Pusher {
     }
 
     /// Starts lines of new subscriptions, ends those of deleted ones, and tells the others how they stand.
-    fn follow(&self, lines: &mut HashMap<SubscriptionId, Running>, board: Vec<PushEntry>, shutdown: &Shutdown) {
+    fn follow(
+        &self,
+        lines: &mut HashMap<SubscriptionId, Running>,
+        board: Vec<PushEntry>,
+        shutdown: &Shutdown,
+    ) {
         lines.retain(|id, line| {
             let goes_on = board.iter().any(|entry| entry.subscription.id == *id) && !line.task.is_finished();
             if !goes_on {
@@ -137,7 +142,11 @@ impl Pusher {
 
 impl Shared {
     /// Says that a subscription was disabled. Nobody is told twice: whoever repeats it does so under the same key.
-    async fn tell_disabled(&self, subscription: &Subscription, health: &crate::model::health::Health) -> Result<()> {
+    async fn tell_disabled(
+        &self,
+        subscription: &Subscription,
+        health: &crate::model::health::Health,
+    ) -> Result<()> {
         let Some(disabled) = &health.disabled else { return Ok(()) };
         tracing::warn!(
             subscription = &*subscription.name,

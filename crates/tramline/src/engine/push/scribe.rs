@@ -100,7 +100,8 @@ impl Scribe {
         let all: Vec<((Sending, Lease), Outcome)> =
             events.into_iter().zip(leases).zip(judged.outcomes).collect();
         if !by_key {
-            let plain = |((sending, lease), outcome): ((Sending, Lease), Outcome)| (sending.event.id, lease, outcome);
+            let plain =
+                |((sending, lease), outcome): ((Sending, Lease), Outcome)| (sending.event.id, lease, outcome);
             return (all.into_iter().map(plain).collect(), Vec::new());
         }
         let count = all.len();
@@ -170,7 +171,9 @@ impl Scribe {
                     tracing::warn!(error = %error, "nobody could be told that a push subscription was disabled");
                 }
             }
-            Err(error) => tracing::warn!(error = %error, "attempts of a push subscription could not be written"),
+            Err(error) => {
+                tracing::warn!(error = %error, "attempts of a push subscription could not be written")
+            }
         }
     }
 

@@ -121,5 +121,6 @@ fn question(standing: &Standing) -> Result<Request, String> {
 
 fn agrees(status: u16, headers: &HeaderMap) -> bool {
     let origin = headers.get(ALLOWED).and_then(|value| value.to_str().ok());
-    (200..300).contains(&status) && origin.is_some_and(|origin| origin == "*" || origin.eq_ignore_ascii_case(NAME))
+    (200..300).contains(&status)
+        && origin.is_some_and(|origin| origin == "*" || origin.eq_ignore_ascii_case(NAME))
 }

@@ -54,7 +54,8 @@ impl Standing {
     pub(super) fn tell(self, due: bool, to: &watch::Sender<Standing>) {
         to.send_if_modified(|known| {
             let is_new = self.now >= known.now;
-            let rings = due || self.subscription != known.subscription || (is_new && self.health != known.health);
+            let rings =
+                due || self.subscription != known.subscription || (is_new && self.health != known.health);
             *known = match is_new {
                 true => self,
                 false => {
