@@ -5,15 +5,18 @@
 //! - [`gather`](mod@gather): when a batch goes
 //! - [`batch`]: claimed events, cut into batches
 //! - [`send`]: one request, and the handshake before the first
+//! - [`control`]: steering and looking, for users
 //! - [`scribe`]: writes outcomes and attempts back, many at once
 
 mod batch;
+mod control;
 mod gather;
 mod line;
 mod scribe;
 mod send;
 mod standing;
 
+pub use control::Replayed;
 pub use standing::{secret_purpose, user_purpose};
 
 use crate::engine::backoff::Outage;
