@@ -1,0 +1,12 @@
+//! Push subscriptions, from the emit to the receiver and back, on every store.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod batches;
+mod bed;
+mod failures;
+mod life;
+mod order;
+mod receiver;
+mod secrets;
+#[path = "../stores/mod.rs"]
+mod stores;
