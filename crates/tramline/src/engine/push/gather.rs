@@ -19,7 +19,9 @@ pub(super) enum Go {
 /// `room`: how many events may be claimed now.
 pub(super) fn decide(gathered: &Gathered, standing: &Standing, room: u32, clock: &Clock) -> Go {
     let size = standing.push.batch_size();
-    let Some(since) = gathered.since else { return Go::Nothing };
+    let Some(since) = gathered.since else {
+        return gathered.next_due.map_or(Go::Nothing, |due| Go::At(clock.reading_of(due, gathered.now)));
+    };
     let full = gathered.events / size * size;
     if full > 0 {
         return Go::Now(full.min(room));

@@ -93,6 +93,8 @@ pub struct Gathered {
     pub since: Option<Time>,
     /// True if some were tried before or are sent again: they have gathered already.
     pub again: bool,
+    /// When something becomes due that is not yet, if there is nothing else.
+    pub next_due: Option<Time>,
     /// The store's time.
     pub now: Time,
 }
