@@ -198,6 +198,7 @@ impl Tallies {
     /// # Errors
     /// `Unavailable`.
     pub async fn list(&self, list: ListTallies) -> Result<Vec<Tally>> {
+        let list = ListTallies { now: self.clock.now(), ..list };
         self.patiently(TRIES, || self.store.tallies(list.clone())).await
     }
 

@@ -110,6 +110,7 @@ pub(crate) async fn list(
         after: which.after()?,
         user_key: which.user_key,
         limit: limit as u32,
+        now: None,
     };
     let (found, next) = read(&app, &caller, list, limit).await?;
     let next = next.map(|last| last.to_string());

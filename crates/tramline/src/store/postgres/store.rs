@@ -252,9 +252,8 @@ impl Store for PostgresStore {
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| tally::list(
-            session, &list
-        ))
+        let begin = Begin::reading(list.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::list(session, &list))
     }
 
     async fn tally_counts(&self) -> Result<TallyCounts> {

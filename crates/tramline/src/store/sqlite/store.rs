@@ -180,11 +180,11 @@ impl Store for SqliteStore {
     }
 
     async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
-        self.read(find.now, move |session| tally::get(session.conn, find.tally)).await
+        self.read(find.now, move |session| tally::get(session, find.tally)).await
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        self.read(None, move |session| tally::list(session.conn, &list)).await
+        self.read(list.now, move |session| tally::list(session, &list)).await
     }
 
     async fn tally_counts(&self) -> Result<TallyCounts> {
