@@ -80,6 +80,9 @@ pub(crate) fn hash(tally: &NewTally) -> Vec<u8> {
         field(&kind.to_string());
         field(&text);
     }
+    if tally.user_key.as_deref() == Some("") {
+        field("an empty user key, which is not the same as none");
+    }
     digest.finalize().to_vec()
 }
 
