@@ -362,6 +362,16 @@ impl Store for PostgresStore {
         })
     }
 
+    /// A message in the log of the server, which nobody reads: written and synced like the changes of a transaction, and no row of
+    /// any table is touched.
+    async fn probe(&self) -> Result<()> {
+        let sql = "SELECT pg_logical_emit_message(true, 'tramline', '')";
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| async {
+            let query = session.query(sql);
+            session.run(query).await.map(|_| ())
+        })
+    }
+
     async fn close(&self) {
         self.spares.clear();
         self.pool.close().await;

@@ -126,7 +126,8 @@ pub(super) fn list(session: &Session<'_>, list: &ListTallies) -> Result<Vec<Tall
             let mut found = Vec::new();
             for state in states.iter().collect::<BTreeSet<_>>() {
                 let (filter, values) = ("state = ? AND id > ? ORDER BY id", [*state as i64, after]);
-                found.extend(rows::find_some(conn, filter, values, limit, wanted)?);
+                let as_written = |row: &TallyRow| row.state_at(now) == *state;
+                found.extend(rows::find_some(conn, filter, values, limit, as_written)?);
             }
             let filter = "state < 2 AND expires_at <= ? AND id > ? ORDER BY id";
             found.extend(rows::find_some(conn, filter, [now.0, after], limit, wanted)?);
