@@ -200,7 +200,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
     /// The store's time.
     async fn now(&self) -> Result<Time>;
-    /// Writes, durably, what changes nothing: whether a store can be written is known only by trying. `Unavailable`.
+    /// Writes, durably, what nobody reads: whether a store can be written is known only by trying. `Unavailable`.
     async fn probe(&self) -> Result<()>;
     /// Ends background work and closes connections.
     async fn close(&self);

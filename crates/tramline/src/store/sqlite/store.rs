@@ -255,8 +255,8 @@ impl Store for SqliteStore {
     }
 
     async fn probe(&self) -> Result<()> {
-        // Not the row of the catalogue: other processes watch it.
-        let sql = "UPDATE tramline_meta SET value = value WHERE name = 'chunk'";
+        // A number that changes: SQLite does not write what is as it was.
+        let sql = "INSERT INTO tramline_meta VALUES ('probe', 1) ON CONFLICT DO UPDATE SET value = value + 1";
         self.write(Durable::Yes, None, |session| {
             Ok(session.conn.prepare_cached(sql)?.execute([]).map(drop)?)
         })
