@@ -150,7 +150,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Lets parked keys go on. Gives how many.
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64>;
 
-    /// Opens a tally. `Conflict` when its idempotency key was used for another one; `NotFound` when it has no such parent.
+    /// Opens a tally. `Conflict` when its idempotency key was used for another one, or its item cannot have it; `NotFound` when it has
+    /// no such parent.
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally>;
     /// Adds items. `NotFound`; `Conflict` when it is sealed (and does not grow from inside an unfinished item) or has ended.
     async fn add_items(&self, add: AddItems) -> Result<Added>;

@@ -163,7 +163,8 @@ async fn find(app: &App, caller: &Caller, any: &[Scope], kind: &str, batch: Tall
 /// The JSON of a request.
 async fn read<T: DeserializeOwned>(app: &App, headers: &HeaderMap, body: Body) -> Answer<T> {
     let body = app.read(headers, body).await?;
-    body::parse(&body).map_err(malformed)
+    body::parse(&body)
+        .map_err(|problem| malformed(problem).with_remedy("compare it with what Carlyle's clients send"))
 }
 
 /// The query of a request.

@@ -339,6 +339,10 @@ async fn absurd_items_and_numbers_are_refused() {
     for bad in [json!({}), json!({"count": 0}), json!({"count": -1}), json!({"count": u64::MAX})] {
         refused(&bed, &open, "add", bad, 422).await;
     }
+    let told = bed.post(&format!("/v1/tallies/{open}/add"), json!({"count": "3"})).await.problem(422);
+    let expected =
+        "the JSON does not fit: invalid type: string \"3\", expected a whole number within its limits";
+    assert!(told["detail"].as_str().unwrap().starts_with(expected), "{told}");
     let many = json!({"acks": vec![json!({"tally": tally, "items": []}); 1_001]});
     bed.post("/v1/tallies/ack", many).await.problem(422);
     bed.post("/v1/tallies/ack", json!({"acks": [{"tally": 5, "items": []}]})).await.problem(422);
