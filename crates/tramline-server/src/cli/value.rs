@@ -1,4 +1,4 @@
-//! Times, durations and pairs on the command line.
+//! Times, durations, pairs and numbers on the command line.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,6 +21,16 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("use name=value".to_owned()),
+    }
+}
+
+/// The number of a tally, as the server gave it.
+pub(crate) fn tally(text: &str) -> Result<String, String> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<i64>().is_ok();
+    if is_number {
+        Ok(text.to_owned())
+    } else {
+        Err("a tally is a number, as opening it printed it".to_owned())
     }
 }
 

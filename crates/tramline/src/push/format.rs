@@ -258,6 +258,7 @@ mod tests {
             ])),
             emitted_at: Time(1_893_456_000_007),
             item: None,
+            item_ends_with: None,
         };
         Sending { event, attempt: 2, skipped: vec![EventId(63)], replayed: false }
     }

@@ -163,19 +163,3 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: i
     };
     assert!(tokio::time::timeout(LONG, wait).await.is_ok(), "never came true: {what}");
 }
-
-/// Lets the clock go on, a little at a time, until something is true. Nobody waits for real time.
-pub(crate) async fn turning<F: Future<Output = bool>>(
-    clock: &ManualClock,
-    step: Duration,
-    what: &str,
-    mut condition: impl FnMut() -> F,
-) {
-    let wait = async {
-        while !condition().await {
-            clock.advance(step);
-            tokio::task::yield_now().await;
-        }
-    };
-    assert!(tokio::time::timeout(LONG, wait).await.is_ok(), "never came true: {what}");
-}
