@@ -40,6 +40,13 @@ pub(crate) fn from_now(duration: Duration) -> String {
     rfc3339(SystemTime::now() + duration)
 }
 
+/// The time on this machine.
+#[expect(clippy::disallowed_methods, reason = "a receiver of signed requests has no clock but its own")]
+pub(crate) fn now() -> tramline::Time {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    tramline::Time(0).after(since)
+}
+
 /// Whole milliseconds, as the server wants them.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
