@@ -17,7 +17,7 @@ mod send;
 mod standing;
 
 pub use control::Replayed;
-pub use standing::{secret_purpose, user_purpose};
+pub use standing::{authorization_purpose, secret_purpose, user_purpose};
 
 use crate::engine::backoff::Outage;
 use crate::engine::shutdown::Shutdown;

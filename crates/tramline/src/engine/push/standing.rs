@@ -40,7 +40,7 @@ impl Standing {
     pub(super) fn new(entry: PushEntry, known: Option<&Standing>, shared: &Shared) -> Standing {
         let PushEntry { subscription, health, now, .. } = entry;
         let push = subscription.policy.push.clone().unwrap_or_default();
-        let same = known.filter(|known| known.push.secrets == push.secrets && known.push.user == push.user);
+        let same = known.filter(|known| known.has_keys_of(&push));
         let keys = same.map_or_else(
             || Arc::new(Keys::open(&subscription.name, &push, &shared.keyring)),
             |known| known.keys.clone(),
@@ -100,6 +100,11 @@ impl Standing {
         self.push.handshake && self.health.agreed.as_ref() != Some(&self.push.callback)
     }
 
+    fn has_keys_of(&self, push: &Push) -> bool {
+        let keys = |push: &Push| (push.secrets.clone(), push.user.clone(), push.authorization.clone());
+        keys(&self.push) == keys(push)
+    }
+
     /// The store's time, as far as this process knows it.
     pub(super) fn time(&self, clock: &Clock) -> Time {
         clock.now().unwrap_or_else(|| self.now.after(clock.reading().saturating_sub(self.reading)))
@@ -117,14 +122,19 @@ impl Keys {
             let text = open(&secret_purpose(name, &secret.id), &secret.sealed)?;
             secrets.push(Secret::parse(&text).map_err(|error| error.to_string())?);
         }
-        let user = push.user.as_deref().map(|user| open(&user_purpose(name), user)).transpose()?;
-        let authorization = user.map(|user| {
-            let basic = format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:x")));
-            let mut value = HeaderValue::try_from(basic).map_err(|_| "the user is not text".to_owned())?;
+        let header = |text: String| {
+            let mut value =
+                HeaderValue::try_from(text).map_err(|_| "the authorization is not text".to_owned())?;
             value.set_sensitive(true);
             Ok::<_, String>(value)
-        });
-        Ok(Keys { secrets, authorization: authorization.transpose()? })
+        };
+        if let Some(sealed) = push.authorization.as_deref() {
+            let authorization = Some(header(open(&authorization_purpose(name), sealed)?)?);
+            return Ok(Keys { secrets, authorization });
+        }
+        let user = push.user.as_deref().map(|user| open(&user_purpose(name), user)).transpose()?;
+        let basic = user.map(|user| format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:x"))));
+        Ok(Keys { secrets, authorization: basic.map(header).transpose()? })
     }
 }
 
@@ -136,4 +146,9 @@ pub fn secret_purpose(subscription: &str, id: &str) -> String {
 /// What the user name for a receiver is sealed for.
 pub fn user_purpose(subscription: &str) -> String {
     format!("subscription/{subscription}/user")
+}
+
+/// What the header `Authorization` for a receiver is sealed for.
+pub fn authorization_purpose(subscription: &str) -> String {
+    format!("subscription/{subscription}/authorization")
 }
