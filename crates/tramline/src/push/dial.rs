@@ -46,8 +46,9 @@ pub(super) struct Setup {
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
-    #[error("{0}, which must not be dialled")]
-    Refused(#[from] Refused),
+    /// Without the address: a subscriber could find out the addresses of names that only this network knows.
+    #[error("the receiver's address is {}, and must not be dialled", .0.what)]
+    Refused(Refused),
     #[error("the name of the receiver was not found: {0}")]
     Resolve(io::Error),
     #[error("the receiver cannot be reached: {0}")]
@@ -103,8 +104,15 @@ impl Setup {
     /// that should be noticed always and not only now and then.
     async fn checked(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, DialError> {
         let all = self.addresses(host, port).await?;
-        all.iter().try_for_each(|address| self.guard.check(address.ip()))?;
+        all.iter().try_for_each(|address| self.check(host, address.ip()))?;
         Ok(all)
+    }
+
+    fn check(&self, host: &str, ip: IpAddr) -> Result<(), DialError> {
+        self.guard.check(ip).map_err(|refused| {
+            tracing::warn!(host, "a push was not sent: {refused}, which is not among the allowed ranges");
+            DialError::Refused(refused)
+        })
     }
 
     async fn addresses(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, DialError> {
@@ -126,7 +134,7 @@ impl Setup {
         tls: bool,
     ) -> Result<TcpStream, DialError> {
         if let Some(ip) = literal(host) {
-            self.guard.check(ip)?;
+            self.check(host, ip)?;
         }
         let mut to_proxy = ToProxy(self.clone());
         let Some(proxy) = &self.proxy else { return Err(DialError::NoHost) };

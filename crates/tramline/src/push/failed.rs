@@ -5,6 +5,9 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
+/// The longest text, in characters. A receiver's certificate can have thousands of names, all of which an error would repeat.
+const LONGEST: usize = 300;
+
 /// Why there is no answer: a kind to count and to branch on, and a sentence for the subscriber. Neither has anything of the request
 /// in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +68,11 @@ impl fmt::Display for FailKind {
 
 impl Failed {
     pub(super) fn new(kind: FailKind, text: impl Into<String>) -> Failed {
-        Failed { kind, text: text.into() }
+        let mut text = text.into();
+        if let Some((end, _)) = text.char_indices().nth(LONGEST) {
+            text.truncate(end);
+        }
+        Failed { kind, text }
     }
 
     /// What an error of the HTTP client means.
@@ -105,4 +112,15 @@ fn kind(error: &DialError) -> FailKind {
 
 fn is_tls(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_no_longer_than_people_read() {
+        assert_eq!(Failed::new(FailKind::Tls, "ü".repeat(301)).text, "ü".repeat(300));
+        assert_eq!(Failed::new(FailKind::Tls, "ü".repeat(300)).text, "ü".repeat(300));
+    }
 }

@@ -5,7 +5,7 @@
 //! - `dial`: how connections are opened, with [`resolve`] (names), [`proxy`], `tls` and `stream`
 //! - [`client`]: sends a request and reads the answer; [`failed`]: why there is none; `retry_after`: when to ask again
 //! - [`callback`]: URLs that may be called back
-//! - [`sign`], [`verify`]: signatures, and how a receiver checks them
+//! - [`mod@sign`], [`verify`]: signatures, and how a receiver checks them
 //! - [`seal`]: secrets at rest
 
 pub mod callback;
