@@ -66,7 +66,8 @@ impl Tenants {
         let counts = usize::from(operation.path.ends_with("/count"));
         let tally = self.tallies.get(name).map_or("999999", |both| &both[counts]);
         let secret = self.secrets.get(name).map_or("none", |id| id);
-        let named = if operation.is_about_push() { pushed(name) } else { name.to_owned() }.replace('/', "%2F");
+        let named =
+            if operation.is_about_push() { pushed(name) } else { name.to_owned() }.replace('/', "%2F");
         let url = operation.path.replace("{topic}", &named).replace("{name}", &named).replace("{id}", id);
         let url = url.replace("{tally}", tally).replace("{secret}", secret);
         let url = if operation.path.ends_with("/head") { format!("{url}?key=k") } else { url };

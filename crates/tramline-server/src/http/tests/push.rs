@@ -32,10 +32,16 @@ async fn what_is_said_of_a_push_subscription_is_told_again_and_the_rest_is_defau
     assert_eq!((&told["request_timeout_ms"], &told["delivery"]["state"]), (&json!(20_000), &json!("active")));
     // What is left out stays.
     let changed = bed.put("/v1/subscriptions/s", json!({"topics": ["t"], "max_events": 9})).await.good();
-    assert_eq!((&changed["max_events"], &changed["rate"], &changed["callback"]), (&json!(9), &json!(50), &json!(CALLBACK)));
+    assert_eq!(
+        (&changed["max_events"], &changed["rate"], &changed["callback"]),
+        (&json!(9), &json!(50), &json!(CALLBACK))
+    );
     let plain = self::bed(push(json!({}))).await.get("/v1/subscriptions/s").await.good();
     assert_eq!((&plain["max_events"], &plain["timeout_ms"]), (&json!(100), &json!(500)));
-    assert_eq!((&plain["backoff"]["delays_ms"][0], &plain["backoff"]["delays_ms"][6]), (&json!(5_000), &json!(36_000_000)));
+    assert_eq!(
+        (&plain["backoff"]["delays_ms"][0], &plain["backoff"]["delays_ms"][6]),
+        (&json!(5_000), &json!(36_000_000))
+    );
 }
 
 #[tokio::test]
@@ -116,11 +122,20 @@ async fn a_new_key_opens_what_the_old_one_sealed() {
 async fn disabling_and_enabling_are_told_with_the_reason() {
     let bed = bed(push(json!({}))).await;
     let told = bed.post("/v1/subscriptions/s/disable", json!({"reason": "moving"})).await.good();
-    assert_eq!((&told["delivery"]["state"], &told["delivery"]["disabled_because"]), (&json!("disabled"), &json!("moving")));
+    assert_eq!(
+        (&told["delivery"]["state"], &told["delivery"]["disabled_because"]),
+        (&json!("disabled"), &json!("moving"))
+    );
     let told = bed.post("/v1/subscriptions/s/enable", json!({})).await.good();
-    assert_eq!((&told["delivery"]["state"], &told["delivery"]["disabled_because"]), (&json!("active"), &Value::Null));
-    let replayed = bed.post("/v1/subscriptions/s/replay", json!({"since": "2026-01-01T00:00:00Z"})).await.good();
+    assert_eq!(
+        (&told["delivery"]["state"], &told["delivery"]["disabled_because"]),
+        (&json!("active"), &Value::Null)
+    );
+    let replayed =
+        bed.post("/v1/subscriptions/s/replay", json!({"since": "2026-01-01T00:00:00Z"})).await.good();
     assert_eq!(replayed, json!({"count": 0, "next": null}));
-    bed.post("/v1/subscriptions/s/replay", json!({"since": "2026-01-01T00:00:00Z", "after": "x"})).await.problem(422);
+    bed.post("/v1/subscriptions/s/replay", json!({"since": "2026-01-01T00:00:00Z", "after": "x"}))
+        .await
+        .problem(422);
     assert_eq!(bed.get("/v1/subscriptions/s/attempts").await.good(), json!({"items": [], "next": null}));
 }
