@@ -1,10 +1,11 @@
 //! `tramline serve`: opens the store, listens, and stops without losing anything.
 //!
 //! - [`listen`]: connections; [`stall`]: clients that do not read; [`tls`]: certificates
-//! - [`pushing`]: what sends to callbacks
+//! - [`pushing`]: what sends to callbacks; [`reseal`]: secrets under a new key
 
 mod listen;
 mod pushing;
+mod reseal;
 mod stall;
 mod tls;
 
@@ -78,6 +79,7 @@ impl Server {
             write_address(file, address)?;
         }
         let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
+        reseal::reseal(&app).await?;
         let pushing = Pushing::start(&app)?;
         Ok(Server { app, address, listening, keeping, pushing, _housekeeping: tram.housekeeping() })
     }
