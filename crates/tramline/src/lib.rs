@@ -7,6 +7,7 @@
 //! - [`plan`]: what a verb of a store changes, decided without I/O
 //! - [`wake`]: hints that there is work
 //! - [`engine`]: the program's side: emitting, workers, handlers, signs of life
+//! - [`push`]: the network side of push: what may be dialled, the HTTP client, signatures, secrets at rest
 //! - [`testkit`]: a store in memory and a clock to turn, for the tests of programs that use Tramline
 //! - [`error`]: the one error type
 
@@ -14,6 +15,7 @@ pub mod engine;
 pub mod error;
 pub mod model;
 pub mod plan;
+pub mod push;
 pub mod store;
 pub mod testkit;
 pub mod wake;
@@ -28,6 +30,7 @@ pub use engine::hooks::{Finished, Hooks, LogHooks, NoHooks, Progress, Settlement
 pub use engine::names::{ItemStatus, NamedAcks};
 pub use engine::options::Options;
 pub use engine::plugin::{HttpForward, Plugin};
+pub use engine::push::{Pusher, Replayed};
 pub use engine::receipt::{IntoEvents, Receipt};
 pub use engine::remote::Take;
 pub use engine::shutdown::Shutdown;
@@ -36,10 +39,13 @@ pub use engine::tramline::{Housekeeping, Tramline};
 pub use engine::worker::Worker;
 pub use error::{Error, Kind, Result};
 pub use model::event::{Emitted, Event, Headers, StoredEvent};
+pub use model::filter::Filter;
+pub use model::health::{Attempt, Disabled, Health, Verdict};
 pub use model::id::{EventId, Incarnation, SubscriptionId, TallyId, TopicId};
 pub use model::lease::Lease;
 pub use model::outcome::Outcome;
 pub use model::pattern::Pattern;
+pub use model::push::{Format, Push, SealedSecret, SecretKind};
 pub use model::resequencer::Resequencer;
 pub use model::retry::{Backoff, Retry};
 pub use model::rule::{AuditEntry, Rule, RuleKind};

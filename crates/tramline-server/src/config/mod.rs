@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use settings::{ROOT_TOKEN, Settings};
 use std::path::PathBuf;
 use std::time::Duration;
+use tramline::push::{Cidr, Guard, Keyring};
 
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
@@ -46,6 +47,7 @@ pub(crate) struct Config {
     pub(crate) tls_cert: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
     pub(crate) root_token: Option<String>,
+    pub(crate) secret_key: Option<String>,
     pub(crate) address_file: Option<PathBuf>,
     pub(crate) max_payload: usize,
     pub(crate) max_body: usize,
@@ -61,6 +63,11 @@ pub(crate) struct Config {
     pub(crate) drain_ms: u64,
     pub(crate) keep_open_tallies_ms: u64,
     pub(crate) keep_sealed_tallies_ms: u64,
+    pub(crate) push: Switch,
+    pub(crate) push_allow: Vec<String>,
+    pub(crate) push_insecure_tls: Switch,
+    pub(crate) push_proxy: Option<String>,
+    pub(crate) push_requests: usize,
     pub(crate) carlyle: Switch,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
@@ -87,6 +94,23 @@ impl Config {
         Duration::from_millis(self.body_timeout_ms)
     }
 
+    /// The keys for secrets at rest: those that are set, else one made of the root token, else none.
+    pub(crate) fn keyring(&self) -> Result<Keyring, BoxError> {
+        let derived = self.root_token.as_deref().map(Keyring::derived).unwrap_or_default();
+        match &self.secret_key {
+            Some(keys) => Ok(Keyring::parse(keys)?.or(&derived)),
+            None => Ok(derived),
+        }
+    }
+
+    /// Which addresses push may reach.
+    pub(crate) fn guard(&self) -> Result<Guard, BoxError> {
+        let ranges = self.push_allow.iter().map(|range| range.parse::<Cidr>());
+        let ranges =
+            ranges.collect::<Result<_, _>>().map_err(|error| format!("push_allow is wrong: {error}"))?;
+        Ok(Guard::new(ranges))
+    }
+
     fn check(&self) -> Result<(), BoxError> {
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return Err("TLS needs both a certificate and a key: set tls_cert and tls_key, or neither".into());
@@ -100,11 +124,19 @@ impl Config {
         if self.max_payload == 0 || self.max_payload > most {
             return Err(format!("max_payload is out of range: use 1 to {most} bytes").into());
         }
-        let counts =
-            [self.max_body, self.max_connections, self.max_requests, self.max_waiting, self.max_followers];
+        let counts = [
+            self.max_body,
+            self.max_connections,
+            self.max_requests,
+            self.max_waiting,
+            self.max_followers,
+            self.push_requests,
+        ];
         if counts.contains(&0) || counts[1..].iter().any(|count| *count > 1_000_000) {
             return Err("a limit is out of range: use 1 to 1,000,000".into());
         }
+        self.keyring()?;
+        self.guard()?;
         let kept = [self.keep_open_tallies_ms, self.keep_sealed_tallies_ms];
         if kept.iter().any(|millis| !(SHORTEST_KEEPING_MS..=LONGEST_KEEPING_MS).contains(millis)) {
             return Err(

@@ -1,7 +1,7 @@
 //! The resolved settings as a file, commented with the help of the flags.
 
 use super::Config;
-use super::settings::{ROOT_TOKEN, Settings};
+use super::settings::{ROOT_TOKEN, SECRET_KEY, Settings};
 use crate::bench::BoxError;
 
 impl Config {
@@ -16,18 +16,32 @@ impl Config {
         };
         let mut text =
             String::from("# Tramline's settings. Flags and environment variables come before this file.\n");
-        let names = command.get_arguments().map(|argument| argument.get_id().as_str()).chain(["root_token"]);
+        let names = command
+            .get_arguments()
+            .map(|argument| argument.get_id().as_str())
+            .chain(["root_token", "secret_key"]);
         for name in names {
-            let about = about(name)
-                .unwrap_or_else(|| format!("A token that may do everything; better set {ROOT_TOKEN}"));
+            let about = about(name).unwrap_or_else(|| secret(name));
             text.push_str(&format!("\n# {about}\n"));
             match values.get(name) {
-                Some(_) if name == "root_token" => text.push_str("# root_token = \"(set, not shown)\"\n"),
+                Some(_) if ["root_token", "secret_key"].contains(&name) => {
+                    text.push_str(&format!("# {name} = \"(set, not shown)\"\n"));
+                }
                 Some(value) => text.push_str(&format!("{name} = {}\n", shown(name, value))),
                 None => text.push_str(&format!("# {name} =\n")),
             }
         }
         Ok(text)
+    }
+}
+
+/// Secrets have no flags, and so no help.
+fn secret(name: &str) -> String {
+    match name {
+        "root_token" => format!("A token that may do everything; better set {ROOT_TOKEN}"),
+        _ => format!(
+            "The key under which secrets are encrypted at rest, made of the root token unless set; better set {SECRET_KEY}"
+        ),
     }
 }
 
@@ -82,6 +96,8 @@ mod tests {
             tls_cert: Some("x".into()),
             tls_key: Some("x".into()),
             root_token: Some("long enough".into()),
+            secret_key: Some("hidden".into()),
+            push_proxy: Some("x".into()),
             address_file: Some("x".into()),
             ..Settings::default().resolve().unwrap()
         };
@@ -89,7 +105,7 @@ mod tests {
         for name in toml::Table::try_from(&all).unwrap().keys() {
             assert!(printed.contains(&format!("{name} = ")), "{name} in {printed}");
         }
-        assert!(!printed.contains("long enough"));
+        assert!(!printed.contains("long enough") && !printed.contains("hidden"));
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(crate) struct Args {
 
 /// The environment variable with the root token.
 pub(super) const ROOT_TOKEN: &str = "TRAMLINE_ROOT_TOKEN";
+/// The environment variable with the keys for secrets at rest.
+pub(super) const SECRET_KEY: &str = "TRAMLINE_SECRET_KEY";
 /// What a flag, the environment or a file may set. Nothing is required.
 #[derive(clap::Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -39,6 +41,10 @@ pub(crate) struct Settings {
     /// A token that may do everything; by the environment or a file only, because others can see flags
     #[arg(skip)]
     root_token: Option<String>,
+    /// The key under which secrets are encrypted at rest: the base64 of 32 bytes; several with commas while one is replaced, the
+    /// new one first. By the environment or a file only. Made of the root token unless set
+    #[arg(skip)]
+    secret_key: Option<String>,
     /// Write the address that is listened on to this file, once it is
     #[arg(long, env = "TRAMLINE_ADDRESS_FILE")]
     address_file: Option<PathBuf>,
@@ -84,6 +90,21 @@ pub(crate) struct Settings {
     /// How long a tally is kept that was sealed or has ended and to which nothing happens, in milliseconds
     #[arg(long, env = "TRAMLINE_KEEP_SEALED_TALLIES_MS")]
     keep_sealed_tallies_ms: Option<u64>,
+    /// Whether this node sends the events of push subscriptions
+    #[arg(long, env = "TRAMLINE_PUSH", value_enum)]
+    push: Option<Switch>,
+    /// Addresses that push may reach although they are private, such as 10.1.0.0/16; repeat it or use commas
+    #[arg(long, env = "TRAMLINE_PUSH_ALLOW", value_delimiter = ',')]
+    push_allow: Option<Vec<String>>,
+    /// Send also to receivers whose certificate nobody has signed; for development
+    #[arg(long, env = "TRAMLINE_PUSH_INSECURE_TLS", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    push_insecure_tls: Option<Switch>,
+    /// A proxy through which everything is pushed, such as http://proxy:3128
+    #[arg(long, env = "TRAMLINE_PUSH_PROXY")]
+    push_proxy: Option<String>,
+    /// How many requests push has under way at most, over all subscriptions
+    #[arg(long, env = "TRAMLINE_PUSH_REQUESTS")]
+    push_requests: Option<usize>,
     /// Serve Carlyle's API too, under /api/v1/batch
     #[arg(long, env = "TRAMLINE_CARLYLE", value_enum)]
     carlyle: Option<Switch>,
@@ -105,7 +126,9 @@ impl Args {
             None => Settings::default(),
         };
         let mut settings = self.settings;
-        settings.root_token = std::env::var(ROOT_TOKEN).ok().filter(|token| !token.is_empty());
+        let secret = |name| std::env::var(name).ok().filter(|secret: &String| !secret.is_empty());
+        settings.root_token = secret(ROOT_TOKEN);
+        settings.secret_key = secret(SECRET_KEY);
         settings.or(file).resolve()
     }
 }
@@ -127,6 +150,7 @@ impl Settings {
             tls_cert: self.tls_cert.or(other.tls_cert),
             tls_key: self.tls_key.or(other.tls_key),
             root_token: self.root_token.or(other.root_token),
+            secret_key: self.secret_key.or(other.secret_key),
             address_file: self.address_file.or(other.address_file),
             max_payload: self.max_payload.or(other.max_payload),
             max_body: self.max_body.or(other.max_body),
@@ -142,6 +166,11 @@ impl Settings {
             drain_ms: self.drain_ms.or(other.drain_ms),
             keep_open_tallies_ms: self.keep_open_tallies_ms.or(other.keep_open_tallies_ms),
             keep_sealed_tallies_ms: self.keep_sealed_tallies_ms.or(other.keep_sealed_tallies_ms),
+            push: self.push.or(other.push),
+            push_allow: self.push_allow.or(other.push_allow),
+            push_insecure_tls: self.push_insecure_tls.or(other.push_insecure_tls),
+            push_proxy: self.push_proxy.or(other.push_proxy),
+            push_requests: self.push_requests.or(other.push_requests),
             carlyle: self.carlyle.or(other.carlyle),
             log: self.log.or(other.log),
             log_format: self.log_format.or(other.log_format),
@@ -156,6 +185,7 @@ impl Settings {
             tls_cert: self.tls_cert,
             tls_key: self.tls_key,
             root_token: self.root_token,
+            secret_key: self.secret_key,
             address_file: self.address_file,
             max_payload: self.max_payload.unwrap_or(1 << 20),
             max_body: self.max_body.unwrap_or(10 << 20),
@@ -171,6 +201,11 @@ impl Settings {
             drain_ms: self.drain_ms.unwrap_or(28_000),
             keep_open_tallies_ms: self.keep_open_tallies_ms.unwrap_or(WEEK_MS),
             keep_sealed_tallies_ms: self.keep_sealed_tallies_ms.unwrap_or(WEEK_MS),
+            push: self.push.unwrap_or_default(),
+            push_allow: self.push_allow.unwrap_or_default(),
+            push_insecure_tls: self.push_insecure_tls.unwrap_or(Switch::Off),
+            push_proxy: self.push_proxy,
+            push_requests: self.push_requests.unwrap_or(1_024),
             carlyle: self.carlyle.unwrap_or_default(),
             log: self.log.unwrap_or_else(|| "info".into()),
             log_format: self.log_format.unwrap_or_default(),
@@ -196,6 +231,9 @@ mod tests {
             "max_payload = 0",
             "max_requests = 0",
             "root_token = 'short'",
+            "secret_key = 'short'",
+            "push_allow = ['10.0.0.0/33']",
+            "push_requests = 0",
             "keep_open_tallies_ms = 1",
         ] {
             assert!(settings(bad).unwrap().resolve().is_err(), "{bad}");

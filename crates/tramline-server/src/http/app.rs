@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tramline::push::Keyring;
 use tramline::{Subscription, Tramline};
 
 /// How long a looked-up subscription is good for. A stale one is noticed by its number, which is never reused.
@@ -30,6 +31,8 @@ pub(crate) struct App {
     pub(crate) access: Access,
     pub(crate) workers: Workers,
     pub(crate) tallies: Belongings,
+    /// What secrets are encrypted with.
+    pub(crate) keyring: Keyring,
     pub(crate) metrics: Arc<Metrics>,
     /// Cancelled when the server is asked to stop: who waits, answers; who follows, ends.
     pub(crate) draining: CancellationToken,
@@ -46,7 +49,10 @@ pub(crate) type Shared = Arc<App>;
 
 impl App {
     pub(crate) fn new(tram: Tramline, config: Config, access: Access, metrics: Arc<Metrics>) -> Shared {
+        // It was read when the settings were checked.
+        let keyring = config.keyring().unwrap_or_default();
         Arc::new(App {
+            keyring,
             tram,
             access,
             workers: Workers::default(),

@@ -1,14 +1,16 @@
-//! A store that measures how long its verbs take.
+//! A store that measures how long its verbs take, and notes when they fail.
 
 use crate::http::metrics::Metrics;
 use async_trait::async_trait;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
-    Added, AuditEntry, EventId, Kind, Result, Store, Subscription, SubscriptionId, Tally, Time, Token, Topic,
+    Added, AuditEntry, EventId, Health, Kind, Result, Store, Subscription, SubscriptionId, Tally, Time,
+    Token, Topic,
 };
 
 /// Passes everything on, and takes the time.
@@ -28,6 +30,7 @@ impl Timed {
         self.metrics.store_seconds.observe(verb, started.elapsed());
         if result.as_ref().is_err_and(|error| error.kind() == Kind::Unavailable) {
             self.metrics.store_failures.add(verb, 1);
+            self.metrics.store_doubted.store(true, Ordering::Relaxed);
         }
         result
     }
@@ -119,6 +122,21 @@ impl Store for Timed {
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
         self.time("release_parked", self.store.release_parked(release)).await
     }
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
+        self.time("push_board", self.store.push_board(now)).await
+    }
+    async fn gather(&self, gather: Gather) -> Result<Gathered> {
+        self.time("gather", self.store.gather(gather)).await
+    }
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        self.time("record_push", self.store.record_push(record)).await
+    }
+    async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
+        self.time("steer_push", self.store.steer_push(steer)).await
+    }
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {
+        self.time("attempts", self.store.attempts(list)).await
+    }
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
         self.time("open_tally", self.store.open_tally(open)).await
     }
@@ -187,6 +205,9 @@ impl Store for Timed {
     }
     async fn now(&self) -> Result<Time> {
         self.time("now", self.store.now()).await
+    }
+    async fn probe(&self) -> Result<()> {
+        self.time("probe", self.store.probe()).await
     }
     async fn close(&self) {
         self.store.close().await;

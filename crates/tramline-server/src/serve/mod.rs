@@ -1,8 +1,11 @@
 //! `tramline serve`: opens the store, listens, and stops without losing anything.
 //!
 //! - [`listen`]: connections; [`stall`]: clients that do not read; [`tls`]: certificates
+//! - [`pushing`]: what sends to callbacks; [`reseal`]: secrets under a new key
 
 mod listen;
+mod pushing;
+mod reseal;
 mod stall;
 mod tls;
 
@@ -14,6 +17,7 @@ use crate::http::metrics::Metrics;
 use crate::http::routes;
 use crate::http::timed::Timed;
 use listen::Listening;
+use pushing::Pushing;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -43,6 +47,7 @@ pub(crate) struct Server {
     address: SocketAddr,
     listening: Listening,
     keeping: JoinHandle<()>,
+    pushing: Option<Pushing>,
     _housekeeping: Housekeeping,
 }
 
@@ -74,7 +79,9 @@ impl Server {
             write_address(file, address)?;
         }
         let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
-        Ok(Server { app, address, listening, keeping, _housekeeping: tram.housekeeping() })
+        reseal::reseal(&app).await?;
+        let pushing = Pushing::start(&app)?;
+        Ok(Server { app, address, listening, keeping, pushing, _housekeeping: tram.housekeeping() })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -84,7 +91,13 @@ impl Server {
     /// Lets running requests finish, and closes the store.
     pub(crate) async fn stop(self) {
         self.app.draining.cancel();
-        self.listening.finish(Duration::from_millis(self.app.config.drain_ms)).await;
+        let grace = Duration::from_millis(self.app.config.drain_ms);
+        let pushing = async {
+            if let Some(pushing) = self.pushing {
+                pushing.stop().await;
+            }
+        };
+        tokio::join!(self.listening.finish(grace), pushing);
         self.keeping.abort();
         self.app.access.write_uses().await;
         self.app.workers.tell(&self.app.tram).await;

@@ -2,9 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod emit;
+mod listen;
 #[path = "../node/mod.rs"]
 mod node;
 mod operate;
+mod push;
 mod server;
 mod tally;
 mod work;

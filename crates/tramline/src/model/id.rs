@@ -76,6 +76,9 @@ impl LaneId {
     /// The lane of events in subscriptions that are not ordered.
     pub const UNORDERED: LaneId = LaneId(0);
 
+    /// The one lane of a subscription that gets all its events in the order of their arrival, whatever their topic.
+    pub const WHOLE: LaneId = LaneId(1);
+
     /// The lane `number` of a topic.
     pub const fn of(topic: TopicId, number: u32) -> LaneId {
         LaneId(topic.0 * MAX_LANES as i64 + number as i64)

@@ -2,6 +2,7 @@
 
 use crate::model::id::{Incarnation, LaneId, SubscriptionId, TopicId};
 use crate::model::lease::Lease;
+use crate::model::subscription::{Ordering, Topic};
 use crate::model::time::Time;
 
 /// How many lanes a topic has unless it says otherwise.
@@ -16,6 +17,25 @@ pub fn hash(key: &str) -> u32 {
 /// The lane of a key in a topic.
 pub fn of(topic: TopicId, lanes: u32, key: &str) -> LaneId {
     LaneId::of(topic, hash(key) % lanes.max(1))
+}
+
+/// The lane of an event in a subscription that orders like this; `keyless` is for events without a key.
+pub(crate) fn within(ordering: Ordering, topic: &Topic, key: Option<&str>, keyless: u32) -> LaneId {
+    match (ordering, key) {
+        (Ordering::None, _) => LaneId::UNORDERED,
+        (Ordering::Subscriber, _) => LaneId::WHOLE,
+        (Ordering::Key, Some(key)) => of(topic.id, topic.lanes, key),
+        (Ordering::Key, None) => LaneId::of(topic.id, keyless % topic.lanes.max(1)),
+    }
+}
+
+/// The lanes that a subscription has of a topic: the first, and how many. A line of all events has one, whatever the topic.
+pub(crate) fn all(ordering: Ordering, topic: &Topic) -> (LaneId, u32) {
+    match ordering {
+        Ordering::None => (LaneId::UNORDERED, 0),
+        Ordering::Subscriber => (LaneId::WHOLE, 1),
+        Ordering::Key => (LaneId::of(topic.id, 0), topic.lanes),
+    }
 }
 
 /// The lease of one lane of one subscription.

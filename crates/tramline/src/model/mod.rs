@@ -2,7 +2,8 @@
 //!
 //! - [`event`], [`chunk`]: events, and how up to 64 of them are written as one row
 //! - [`mask`], [`mod@slice`], [`status`]: what is left to do of a chunk, and what users are told
-//! - [`subscription`], [`retry`], [`rule`]: who consumes, how failures are repeated, what stops it
+//! - [`subscription`], [`filter`], [`retry`], [`rule`]: who consumes, which events, how failures are repeated, what stops it
+//! - [`push`], [`health`]: how events are sent to a callback, and how that goes
 //! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
 //! - [`resequencer`]: the consumer's side of the order
 //! - [`id`], [`name`], [`pattern`], [`time`]: numbers, names and points in time
@@ -11,6 +12,8 @@
 
 pub mod chunk;
 pub mod event;
+pub mod filter;
+pub mod health;
 pub mod id;
 pub mod lane;
 pub mod lease;
@@ -18,6 +21,7 @@ pub mod mask;
 pub mod name;
 pub mod outcome;
 pub mod pattern;
+pub mod push;
 pub mod resequencer;
 pub mod retry;
 pub mod rule;

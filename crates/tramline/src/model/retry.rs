@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Retry policy of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retry {
-    /// How many settled failures make an event dead.
+    /// How many settled failures make an event dead; [`Retry::FOR_EVER`]: none.
     pub max_attempts: u32,
     /// How long to wait after each failure.
     pub backoff: Backoff,
@@ -48,6 +48,9 @@ impl Default for Retry {
 }
 
 impl Retry {
+    /// As `max_attempts`: however often an event fails, it is tried again.
+    pub const FOR_EVER: u32 = 0;
+
     /// A failure makes the event dead at once.
     pub fn never() -> Retry {
         Retry::constant(1, Duration::ZERO)
@@ -73,7 +76,7 @@ impl Retry {
 
     /// How long to wait after failure number `attempt` (from 1) of `event`; `None` when that was the last one.
     pub fn delay_after(&self, attempt: u32, event: EventId) -> Option<Duration> {
-        if attempt >= self.max_attempts {
+        if self.max_attempts != Retry::FOR_EVER && attempt >= self.max_attempts {
             return None;
         }
         Some(match &self.backoff {
@@ -129,8 +132,10 @@ mod tests {
         let retry = Retry::delays([1, 5].map(Duration::from_secs));
         assert_eq!(retry.max_attempts, 3);
         assert_eq!(retry.delay_after(2, EventId(1)), Some(Duration::from_secs(5)));
-        let longer = Retry { max_attempts: 9, ..retry };
+        let longer = Retry { max_attempts: 9, ..retry.clone() };
         assert_eq!(longer.delay_after(8, EventId(1)), Some(Duration::from_secs(5)));
+        let endless = Retry { max_attempts: Retry::FOR_EVER, ..longer };
+        assert_eq!(endless.delay_after(u32::MAX, EventId(1)), Some(Duration::from_secs(5)));
         let empty = Retry { max_attempts: 2, backoff: Backoff::List { delays_ms: vec![] } };
         assert_eq!(empty.delay_after(1, EventId(1)), Some(Duration::ZERO));
     }

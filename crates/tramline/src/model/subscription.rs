@@ -1,7 +1,9 @@
 //! Topics, subscriptions and their policies.
 
 use crate::error::{Error, Result};
+use crate::model::filter::Filter;
 use crate::model::id::{MAX_LANES, SubscriptionId, TopicId};
+use crate::model::push::Push;
 use crate::model::retry::Retry;
 use crate::model::time::{Time, as_optional_millis};
 use serde::{Deserialize, Serialize};
@@ -119,6 +121,12 @@ pub struct Policy {
     /// How many events a worker claims at once, at most; see [`Policy::claim_size`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim_size: Option<u32>,
+    /// Which events of its topics it gets; from the next emit on.
+    #[serde(skip_serializing_if = "Filter::is_empty")]
+    pub filter: Filter,
+    /// How events are sent to a callback. `None`: workers claim. That never changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push: Option<Push>,
 }
 
 /// Whether events of one key run one after the other.
@@ -131,6 +139,8 @@ pub enum Ordering {
     None,
     /// Events of one (topic, key) strictly one after the other.
     Key,
+    /// All events in the order of their arrival, one batch after the other. For push subscriptions.
+    Subscriber,
 }
 
 /// What a worker's death does to the events it was running.
@@ -202,9 +212,14 @@ impl Policy {
         })
     }
 
-    /// True for `ordering = key`.
+    /// True where lanes keep an order: that of each key, or that of all events.
     pub fn is_ordered(&self) -> bool {
-        self.ordering == Ordering::Key
+        self.ordering != Ordering::None
+    }
+
+    /// True if a failed event stops its whole lane until it runs again.
+    pub fn halts(&self) -> bool {
+        self.while_retrying == WhileRetrying::Halt || self.ordering == Ordering::Subscriber
     }
 
     /// True for `guarantee = at_most_once`.
@@ -220,19 +235,45 @@ impl Policy {
         if self.claim_size() == 0 || self.claim_size() > 10_000 {
             return Err(Error::invalid("the claim size is out of range", "use 1 to 10,000 events"));
         }
-        if self.retry.max_attempts == 0 || self.retry.max_attempts > 10_000 {
-            return Err(Error::invalid("max_attempts is out of range", "use 1 to 10,000"));
+        if self.retry.max_attempts > 10_000 {
+            return Err(Error::invalid("max_attempts is out of range", "use 1 to 10,000, or 0 for no limit"));
         }
-        Ok(())
+        self.filter.check()?;
+        self.check_push()
+    }
+
+    fn check_push(&self) -> Result<()> {
+        let Some(push) = &self.push else {
+            return match self.ordering {
+                Ordering::Subscriber => Err(Error::invalid(
+                    "workers have no order of all events",
+                    "use ordering key, or a push subscription",
+                )),
+                _ => Ok(()),
+            };
+        };
+        if self.is_at_most_once() {
+            return Err(Error::invalid("push is at least once", "leave the guarantee at at_least_once"));
+        }
+        if self.ordering == Ordering::Subscriber && self.on_exhausted == OnExhausted::Hold {
+            return Err(Error::invalid(
+                "in the order of arrival nothing can be held for one key",
+                "use ordering key, or on_exhausted dead or drop",
+            ));
+        }
+        push.check()
     }
 
     /// Checks that this policy may replace `old`.
     pub(crate) fn check_change(&self, old: &Policy) -> Result<()> {
-        if self.ordering == old.ordering && self.guarantee == old.guarantee {
+        if self.ordering == old.ordering
+            && self.guarantee == old.guarantee
+            && self.push.is_some() == old.push.is_some()
+        {
             return Ok(());
         }
         Err(Error::conflict(
-            "ordering and guarantee of a subscription never change",
+            "kind, ordering and guarantee of a subscription never change",
             "create a subscription of another name, or delete this one first",
         ))
     }

@@ -5,9 +5,11 @@
 
 use crate::model::chunk::{Encoded, MAX_BYTES, encode};
 use crate::model::event::{Due, Emitted, Event};
+use crate::model::filter::{Filter, Subject};
 use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::mask::Mask;
+use crate::model::subscription::Ordering;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -18,8 +20,19 @@ pub struct TopicView {
     pub id: TopicId,
     /// How many lanes it has.
     pub lanes: u32,
-    /// Its subscriptions, and whether each is ordered.
-    pub subscriptions: Vec<(SubscriptionId, bool)>,
+    /// Its subscriptions.
+    pub subscriptions: Vec<Consumer>,
+}
+
+/// What has to be known of a subscription to emit to it.
+#[derive(Clone, Debug)]
+pub struct Consumer {
+    /// Its number.
+    pub id: SubscriptionId,
+    /// Which order it keeps.
+    pub ordering: Ordering,
+    /// Which events it gets.
+    pub filter: Filter,
 }
 
 /// Everything that an emit writes.
@@ -158,13 +171,13 @@ impl EmitPlan {
         }
         for (name, mut list) in by_topic {
             let Some(topic) = topics.get(name) else { continue };
-            if topic.subscriptions.iter().any(|(_, ordered)| *ordered) {
+            if topic.has_lanes() {
                 let lane =
                     |event: &Event| event.key.as_deref().map_or(0, |key| lane::hash(key) % topic.lanes);
                 list.sort_by_key(|(_, events)| lane(events[0]));
             }
             for (unit, _) in &list {
-                plan.wake[*unit].extend(topic.subscriptions.iter().map(|(id, _)| *id));
+                plan.wake[*unit].extend(topic.subscriptions.iter().map(|consumer| consumer.id));
             }
             let events: Vec<(usize, &Event)> = list
                 .iter()
@@ -295,49 +308,88 @@ fn cut<'a, 'e>(events: &'a [(usize, &'e Event)]) -> Vec<&'a [(usize, &'e Event)]
     runs
 }
 
-/// One slice per subscription and distinct lane (if ordered), due time and priority.
-fn slices(topic: &TopicView, run: &[(usize, &Event)], spread: u64) -> Vec<SlicePlan> {
-    let mut ordered: BTreeMap<(LaneId, Due), Mask> = BTreeMap::new();
-    let mut unordered: BTreeMap<(u8, Due), Mask> = BTreeMap::new();
-    let keyless = LaneId::of(topic.id, (spread % u64::from(topic.lanes.max(1))) as u32);
-    let any_ordered = topic.subscriptions.iter().any(|(_, ordered)| *ordered);
-    for (index, (_, event)) in run.iter().enumerate() {
-        let bit = Mask::of(index as u32);
-        let mask = unordered.entry((event.priority, event.due)).or_default();
-        *mask = mask.plus(bit);
-        if any_ordered {
-            let lane = event.key.as_deref().map_or(keyless, |key| lane::of(topic.id, topic.lanes, key));
-            let mask = ordered.entry((lane, event.due)).or_default();
-            *mask = mask.plus(bit);
+impl TopicView {
+    /// True if some subscription orders events by key.
+    fn has_lanes(&self) -> bool {
+        self.subscriptions.iter().any(|consumer| consumer.ordering == Ordering::Key)
+    }
+}
+
+/// Events of a run by lane, priority and due time: what a subscription of each ordering needs.
+#[derive(Default)]
+struct Sorts {
+    unordered: BTreeMap<(u8, Due), Mask>,
+    lanes: BTreeMap<(LaneId, Due), Mask>,
+    whole: BTreeMap<Due, Mask>,
+}
+
+impl Sorts {
+    fn of(topic: &TopicView, run: &[(usize, &Event)], spread: u64) -> Sorts {
+        let mut sorts = Sorts::default();
+        let keyless = LaneId::of(topic.id, (spread % u64::from(topic.lanes.max(1))) as u32);
+        let has_lanes = topic.has_lanes();
+        let is_whole = |consumer: &Consumer| consumer.ordering == Ordering::Subscriber;
+        let has_whole = topic.subscriptions.iter().any(is_whole);
+        for (index, (_, event)) in run.iter().enumerate() {
+            let bit = Mask::of(index as u32);
+            let add = |mask: &mut Mask| *mask = mask.plus(bit);
+            add(sorts.unordered.entry((event.priority, event.due)).or_default());
+            if has_lanes {
+                let lane = event.key.as_deref().map_or(keyless, |key| lane::of(topic.id, topic.lanes, key));
+                add(sorts.lanes.entry((lane, event.due)).or_default());
+            }
+            if has_whole {
+                add(sorts.whole.entry(event.due).or_default());
+            }
+        }
+        sorts
+    }
+
+    /// Lane, priority, due time and events of each slice that a subscription would get of all.
+    fn of_ordering(&self, ordering: Ordering) -> Vec<(LaneId, u8, Due, Mask)> {
+        match ordering {
+            Ordering::None => self
+                .unordered
+                .iter()
+                .map(|(&(priority, due), &mask)| (LaneId::UNORDERED, priority, due, mask))
+                .collect(),
+            Ordering::Key => self.lanes.iter().map(|(&(lane, due), &mask)| (lane, 0, due, mask)).collect(),
+            Ordering::Subscriber => {
+                self.whole.iter().map(|(&due, &mask)| (LaneId::WHOLE, 0, due, mask)).collect()
+            }
         }
     }
+}
+
+/// One slice per subscription and distinct lane (if ordered), due time and priority.
+fn slices(topic: &TopicView, run: &[(usize, &Event)], spread: u64) -> Vec<SlicePlan> {
+    let sorts = Sorts::of(topic, run, spread);
+    let subjects: Vec<Subject<'_>> = match topic.subscriptions.iter().any(|c| !c.filter.is_empty()) {
+        true => run.iter().map(|(_, event)| Subject::of(event)).collect(),
+        false => Vec::new(),
+    };
     let tallied = |subscription, mask: Mask| {
         let items = || run.iter().enumerate().filter_map(|(at, (_, event))| Some((at as u32, event.item?)));
         items().any(|(at, item)| item.subscription == subscription && mask.contains(at))
     };
     let mut slices = Vec::new();
-    for &(subscription, is_ordered) in &topic.subscriptions {
-        if is_ordered {
-            slices.extend(ordered.iter().map(|(&(lane, due), &mask)| SlicePlan {
-                subscription,
-                lane,
-                due,
-                priority: 0,
-                mask,
-                tallied: tallied(subscription, mask),
-            }));
-        } else {
-            slices.extend(unordered.iter().map(|(&(priority, due), &mask)| SlicePlan {
-                subscription,
-                lane: LaneId::UNORDERED,
-                due,
-                priority,
-                mask,
-                tallied: tallied(subscription, mask),
-            }));
+    for consumer in &topic.subscriptions {
+        let passing = passing(&consumer.filter, &subjects);
+        for (lane, priority, due, mask) in sorts.of_ordering(consumer.ordering) {
+            let mask = passing.map_or(mask, |passing| mask.and(passing));
+            if !mask.is_empty() {
+                let tallied = tallied(consumer.id, mask);
+                slices.push(SlicePlan { subscription: consumer.id, lane, due, priority, mask, tallied });
+            }
         }
     }
     slices
+}
+
+/// The events that pass a filter; `None`: all.
+fn passing(filter: &Filter, subjects: &[Subject<'_>]) -> Option<Mask> {
+    let admitted = || (0..).zip(subjects).filter(|(_, subject)| filter.admits(subject)).map(|(at, _)| at);
+    (!filter.is_empty()).then(|| admitted().collect())
 }
 
 #[cfg(test)]
@@ -347,8 +399,9 @@ mod tests {
     use std::time::Duration;
 
     fn topics(ordered: bool) -> HashMap<String, TopicView> {
-        let view =
-            |id| TopicView { id: TopicId(id), lanes: 4, subscriptions: vec![(SubscriptionId(id), ordered)] };
+        let ordering = if ordered { Ordering::Key } else { Ordering::None };
+        let consumer = |id| Consumer { id: SubscriptionId(id), ordering, filter: Filter::default() };
+        let view = |id| TopicView { id: TopicId(id), lanes: 4, subscriptions: vec![consumer(id)] };
         HashMap::from([("a".to_owned(), view(1)), ("b".to_owned(), view(2))])
     }
 

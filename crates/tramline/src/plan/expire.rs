@@ -7,6 +7,7 @@ use crate::model::slice::{Slice, State};
 use crate::model::subscription::{OnExhausted, Policy};
 use crate::model::tally::Ending;
 use crate::model::time::Time;
+use crate::plan::release::release;
 use crate::plan::{Changes, LaneView};
 
 /// How often an event may end a worker that runs nothing else.
@@ -28,7 +29,8 @@ impl Slice {
 }
 
 /// A lease on `slice` has expired, or its owner is known to be dead. Nobody knows which of its events was at fault, so
-/// all become suspects, in two halves; only one that was alone three times is taken out.
+/// all become suspects, in two halves; only one that was alone three times is taken out. Sending an event cannot end the
+/// sender, so what was being pushed is simply sent again.
 pub fn expire(
     slice: Slice,
     policy: &Policy,
@@ -41,6 +43,9 @@ pub fn expire(
     }
     if slice.state == State::Consumed {
         return bury(Slice { error: Some(INTERRUPTED.into()), ..slice }, policy, now, lane, changes);
+    }
+    if policy.push.is_some() {
+        return release(slice, now, changes);
     }
     let alone = slice.mask.count() == 1 && slice.crashes > 0;
     let slice = Slice { crashes: slice.crashes + 1, alone: slice.alone + u32::from(alone), ..slice };

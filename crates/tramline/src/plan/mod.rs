@@ -108,8 +108,11 @@ impl LaneView {
         }
     }
 
-    /// The key of an event, if it has one.
+    /// The key of an event, if it has one that matters: where all events are one line, no key waits for itself.
     pub fn key(&self, event: EventId) -> Option<&Arc<str>> {
+        if self.lane.lane == LaneId::WHOLE {
+            return None;
+        }
         self.keys.get(&event.chunk())?.get(event.index() as usize)?.as_ref()
     }
 

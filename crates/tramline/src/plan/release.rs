@@ -10,7 +10,7 @@ use crate::plan::{Changes, LaneView};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Gives back a slice of a subscription without order.
+/// Gives back a slice of a subscription without order, or of a lane that was taken over.
 pub fn release(slice: Slice, now: Time, changes: &mut Changes) {
     changes.wake = true;
     changes.update.push(free(slice, now));

@@ -5,7 +5,7 @@ use crate::model::id::{ChunkId, EventId, LaneId, SliceId};
 use crate::model::mask::Mask;
 use crate::model::outcome::{Outcome, bounded};
 use crate::model::slice::{Slice, State};
-use crate::model::subscription::{OnExhausted, Policy, WhileRetrying};
+use crate::model::subscription::{OnExhausted, Policy};
 use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::plan::expire::bury_part;
@@ -158,7 +158,7 @@ fn settle_one(
             let waiting = again(&part, event, due_at, attempts, error);
             join(&mut changes.insert, Slice { state: State::Waiting, ..waiting });
             changes.wake |= due_at <= now;
-            if policy.while_retrying == WhileRetrying::Halt {
+            if policy.halts() {
                 view.lane.halted_until = view.lane.halted_until.max(due_at);
             }
             if !part.replayed {

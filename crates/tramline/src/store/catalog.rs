@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::name;
 use crate::model::subscription::{Subscription, Topic, TopicSettings};
-use crate::plan::emit::TopicView;
+use crate::plan::emit::{Consumer, TopicView};
 use crate::store::verbs::{PutSubscription, SetRule};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,7 +33,7 @@ impl Catalog {
             subscriptions: subscriptions
                 .iter()
                 .filter(|subscription| subscription.topics.contains(&topic.name))
-                .map(|subscription| (subscription.id, subscription.policy.is_ordered()))
+                .map(consumer)
                 .collect(),
         };
         Catalog {
@@ -169,6 +169,14 @@ pub(crate) fn touched<'a>(
     let had =
         catalog.subscription_named(name).into_iter().flat_map(|old| old.topics.iter().map(|topic| &**topic));
     had.chain(wanted).filter_map(|name| catalog.topic(name)).map(|topic| topic.id).collect()
+}
+
+fn consumer(subscription: &Subscription) -> Consumer {
+    Consumer {
+        id: subscription.id,
+        ordering: subscription.policy.ordering,
+        filter: subscription.policy.filter.clone(),
+    }
 }
 
 /// What has to be removed before a topic may be joined again or deleted.

@@ -93,4 +93,3 @@ pub(crate) fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
     }
     raw.slices.extend(taken);
 }
-

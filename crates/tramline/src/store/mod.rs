@@ -14,6 +14,7 @@ pub(crate) mod lanes;
 pub mod mysql;
 pub mod postgres;
 pub(crate) mod proven;
+pub(crate) mod push;
 pub(crate) mod spare;
 pub mod sqlite;
 pub(crate) mod tally;
@@ -22,6 +23,7 @@ pub mod verbs;
 pub mod verbs_tally;
 
 use crate::error::{Error, Result};
+use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
@@ -163,7 +165,19 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Lets parked keys go on. Gives how many.
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64>;
 
-    /// Opens a tally. `Conflict` when its idempotency key was used for another one; `NotFound` when it has no such parent.
+    /// All push subscriptions, by name, and whether each may have something to send.
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>>;
+    /// What has gathered for the next batch of a push subscription.
+    async fn gather(&self, gather: Gather) -> Result<Gathered>;
+    /// Writes down what was tried, and what follows from it for the subscription.
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded>;
+    /// Enables or disables a push subscription, or notes that its receiver has agreed. `Invalid` for one that workers claim from.
+    async fn steer_push(&self, steer: SteerPush) -> Result<Health>;
+    /// What was tried lately, newest first.
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>>;
+
+    /// Opens a tally. `Conflict` when its idempotency key was used for another one, or its item cannot have it; `NotFound` when it has
+    /// no such parent.
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally>;
     /// Adds items. `NotFound`; `Conflict` when it is sealed (and does not grow from inside an unfinished item) or has ended.
     async fn add_items(&self, add: AddItems) -> Result<Added>;
@@ -213,6 +227,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
     /// The store's time.
     async fn now(&self) -> Result<Time>;
+    /// Writes, durably, what nobody reads: whether a store can be written is known only by trying. `Unavailable`.
+    async fn probe(&self) -> Result<()>;
     /// Ends background work and closes connections.
     async fn close(&self);
 }

@@ -2,8 +2,8 @@
 //! statement does; a lone emit or claim would wait for that twice.
 
 use crate::error::Result;
-use sqlx::pool::{Pool, PoolConnection};
 use sqlx::Database;
+use sqlx::pool::{Pool, PoolConnection};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -79,7 +79,8 @@ mod tests {
 
     #[test]
     fn a_quiet_database_is_looked_at_less_and_less_often() {
-        let pauses: Vec<Duration> = std::iter::successors(Some(SOON), |pause| Some(next(*pause))).take(20).collect();
+        let pauses: Vec<Duration> =
+            std::iter::successors(Some(SOON), |pause| Some(next(*pause))).take(20).collect();
         assert!(pauses.is_sorted());
         assert_eq!(pauses.last(), Some(&LATE));
     }

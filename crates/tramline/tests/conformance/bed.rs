@@ -51,7 +51,9 @@ impl Bed {
     pub(crate) async fn twin(&self) -> Bed {
         let store = match self.fresh.place {
             Place::SqliteMemory => self.store.clone(),
-            Place::SqliteFile | Place::Postgres | Place::Mysql => tramline::store::open(&self.fresh.url).await.unwrap(),
+            Place::SqliteFile | Place::Postgres | Place::Mysql => {
+                tramline::store::open(&self.fresh.url).await.unwrap()
+            }
         };
         Bed { store, ..self.clone() }
     }

@@ -31,8 +31,11 @@ async fn main() {
     let total: usize = std::env::var("TRAMLINE_DISTURBANCES").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
     let mut passed = 0;
     let third = total / 3;
-    let scenarios =
-        [("disturbances_sqlite", third), ("disturbances_postgres", total - 2 * third), ("disturbances_mysql", third)];
+    let scenarios = [
+        ("disturbances_sqlite", third),
+        ("disturbances_postgres", total - 2 * third),
+        ("disturbances_mysql", third),
+    ];
     for (name, share) in scenarios {
         if wanted.is_empty() || wanted.iter().any(|filter| name.contains(filter.as_str())) {
             println!("test {name} ({share} disturbances)");

@@ -68,7 +68,9 @@ impl Place {
 
     /// Removes what was made on a server.
     async fn remove(&self) {
-        if let Some((server, database)) = self.url.strip_prefix("mysql://").and_then(|url| url.split_once('/')) {
+        if let Some((server, database)) =
+            self.url.strip_prefix("mysql://").and_then(|url| url.split_once('/'))
+        {
             run_on_mysql(&format!("mysql://{server}"), &format!("DROP DATABASE {database}")).await;
         } else if self.control.is_some() {
             drop_schema(&self.url).await;

@@ -14,7 +14,8 @@ async fn a_claim_reads_only_what_is_due_in_the_order_of_the_index() {
     store.emit(event("k")).await.unwrap();
     let id = queue.id.0;
     let later = "CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000 + 100000000 + n";
-    let numbers = "WITH RECURSIVE numbers AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM numbers WHERE n < 900)";
+    let numbers =
+        "WITH RECURSIVE numbers AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM numbers WHERE n < 900)";
     for rank in 0..10 {
         store
             .rows(&format!(
@@ -26,7 +27,8 @@ async fn a_claim_reads_only_what_is_due_in_the_order_of_the_index() {
     store.rows("ANALYZE TABLE tramline_slice").await;
     let sql = store.claim_sql(queue.id).replace("@tramline_now", "CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000");
     let plan = store.rows(&format!("EXPLAIN {sql}")).await;
-    let column = |name: &str| plan[0].try_get_unchecked::<Option<String>, _>(name).unwrap().unwrap_or_default();
+    let column =
+        |name: &str| plan[0].try_get_unchecked::<Option<String>, _>(name).unwrap().unwrap_or_default();
     assert_eq!(plan.len(), 1);
     assert_eq!(column("type"), "range");
     assert_eq!(column("key"), "tramline_slice_claim");

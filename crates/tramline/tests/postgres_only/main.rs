@@ -7,6 +7,7 @@ mod claims;
 mod locks;
 mod opening;
 mod plain_sql;
+mod plans;
 mod snapshots;
 mod tallies;
 #[path = "../server_only/transactions.rs"]

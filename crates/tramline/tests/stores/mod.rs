@@ -88,7 +88,8 @@ async fn clean_database() -> String {
         return name;
     }
     let name = format!("conf_{:x}", Incarnation::random().0);
-    execute_on_mysql("", &format!("SET GLOBAL innodb_flush_log_at_trx_commit = 2; CREATE DATABASE {name}")).await;
+    execute_on_mysql("", &format!("SET GLOBAL innodb_flush_log_at_trx_commit = 2; CREATE DATABASE {name}"))
+        .await;
     name
 }
 
@@ -99,7 +100,8 @@ async fn clean(database: &str) {
     let sql = "SELECT CAST(table_name AS CHAR) FROM information_schema.tables WHERE table_schema = DATABASE() \
                AND table_name NOT IN ('tramline_meta', 'tramline_migration')";
     let tables = sqlx::query(sql).fetch_all(&mut connection).await.unwrap();
-    let deletes: Vec<String> = tables.iter().map(|row| format!("DELETE FROM {}", row.get::<String, _>(0))).collect();
+    let deletes: Vec<String> =
+        tables.iter().map(|row| format!("DELETE FROM {}", row.get::<String, _>(0))).collect();
     let sql = format!("START TRANSACTION; {}; COMMIT", deletes.join("; "));
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
 }

@@ -266,6 +266,21 @@ impl Store for Disturbed {
     async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
         self.inner.cancel(cancel).await
     }
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
+        self.inner.push_board(now).await
+    }
+    async fn gather(&self, gather: Gather) -> Result<Gathered> {
+        self.inner.gather(gather).await
+    }
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        self.inner.record_push(record).await
+    }
+    async fn steer_push(&self, steer: SteerPush) -> Result<tramline::Health> {
+        self.inner.steer_push(steer).await
+    }
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {
+        self.inner.attempts(list).await
+    }
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
         self.inner.release_parked(release).await
     }
@@ -337,6 +352,9 @@ impl Store for Disturbed {
     }
     async fn now(&self) -> Result<Time> {
         self.inner.now().await
+    }
+    async fn probe(&self) -> Result<()> {
+        self.inner.probe().await
     }
     async fn close(&self) {
         self.inner.close().await;

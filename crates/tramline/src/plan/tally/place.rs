@@ -1,13 +1,15 @@
 //! Which items of tallies events become when they are emitted.
 
 use super::TallyRow;
+use super::grow::{ItemRow, Origin};
 use crate::error::{Error, Result};
 use crate::model::event::{Event, EventItem};
 use crate::model::id::{SubscriptionId, TallyId};
 use crate::model::tally::{Added, TallyItem};
 use crate::model::time::Time;
+use crate::plan::emit::Consumer;
 use crate::store::catalog::Catalog;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What events made of tallies.
 #[derive(Debug, Default)]
@@ -29,20 +31,21 @@ pub(crate) fn origins(units: &[Vec<Event>]) -> BTreeSet<TallyItem> {
     tallies.filter_map(|tally| Some(TallyItem { tally: tally.id, number: tally.within? })).collect()
 }
 
-/// Numbers the events of units that are items of tallies. `rows` are those tallies, locked; `unfinished` the origins that are
-/// pending. A unit is placed as a whole or refused.
+/// Numbers the events of units that are items of tallies. `rows` are those tallies, locked; `items` the origins that
+/// exist. A unit is placed as a whole or refused.
 pub(crate) fn place(
     units: &mut [Vec<Event>],
     catalog: &Catalog,
     rows: &mut BTreeMap<TallyId, TallyRow>,
-    unfinished: &HashSet<TallyItem>,
+    items: &BTreeMap<TallyItem, ItemRow>,
     now: Time,
 ) -> Placement {
+    let ground = Ground { catalog, items, now };
     let mut placement = Placement::default();
     let mut counts: BTreeMap<TallyId, u64> = BTreeMap::new();
     for (at, unit) in units.iter_mut().enumerate() {
         let before = counts.clone();
-        if let Err(error) = judge(unit, catalog, rows, unfinished, &mut counts) {
+        if let Err(error) = judge(unit, &ground, rows, &mut counts) {
             counts = before;
             placement.refused.insert(at, error);
         }
@@ -64,22 +67,29 @@ pub(crate) fn place(
     placement
 }
 
+/// What the judgement of a unit rests on, beside the tallies.
+struct Ground<'a> {
+    catalog: &'a Catalog,
+    items: &'a BTreeMap<TallyItem, ItemRow>,
+    now: Time,
+}
+
 /// Checks that a unit can be placed, and says whose settling ends its items.
 fn judge(
     unit: &mut [Event],
-    catalog: &Catalog,
+    ground: &Ground<'_>,
     rows: &BTreeMap<TallyId, TallyRow>,
-    unfinished: &HashSet<TallyItem>,
     counts: &mut BTreeMap<TallyId, u64>,
 ) -> Result<()> {
     for event in unit {
         let Some(tally) = &event.tally else { continue };
         let row = rows.get(&tally.id).ok_or_else(|| unknown(tally.id))?;
-        let origin = tally.within.map(|number| TallyItem { tally: tally.id, number });
+        let item = |number| ground.items.get(&TallyItem { tally: tally.id, number }).copied();
+        let origin = tally.within.map(|number| Origin { number, item: item(number) });
         let count = counts.entry(tally.id).or_default();
         *count += 1;
-        row.check_growth(*count, origin.is_some_and(|origin| unfinished.contains(&origin)))?;
-        let subscription = subscription(event, tally.subscription.as_deref(), catalog)?;
+        row.check_growth(*count, origin, ground.now)?;
+        let subscription = subscription(event, tally.subscription.as_deref(), ground.catalog)?;
         event.item = Some(EventItem { item: TallyItem { tally: tally.id, number: 0 }, subscription });
     }
     Ok(())
@@ -89,7 +99,7 @@ fn judge(
 fn subscription(event: &Event, named: Option<&str>, catalog: &Catalog) -> Result<SubscriptionId> {
     let of_topic = catalog.views().get(&event.topic).map_or(&[][..], |view| &view.subscriptions);
     match (named, of_topic) {
-        (None, [(only, _)]) => Ok(*only),
+        (None, [only]) => admitted(only, event),
         (None, all) => Err(Error::invalid(
             format!(
                 "the topic {:?} has {} subscriptions, and one of them has to end the item",
@@ -100,14 +110,26 @@ fn subscription(event: &Event, named: Option<&str>, catalog: &Catalog) -> Result
         )),
         (Some(name), all) => {
             let id = catalog.subscription_named(name).map(|subscription| subscription.id);
-            id.filter(|id| all.iter().any(|(one, _)| one == id)).ok_or_else(|| {
+            let one = all.iter().find(|one| Some(one.id) == id).ok_or_else(|| {
                 Error::invalid(
                     format!("no subscription {name:?} consumes the topic {:?}", event.topic),
                     "name one that does; create it first",
                 )
-            })
+            })?;
+            admitted(one, event)
         }
     }
+}
+
+/// An item that its subscription never gets would never end.
+fn admitted(consumer: &Consumer, event: &Event) -> Result<SubscriptionId> {
+    if consumer.filter.passes(event) {
+        return Ok(consumer.id);
+    }
+    Err(Error::invalid(
+        "the filter of the subscription that is to end the item does not let the event pass",
+        "name another subscription, or emit it outside of the tally",
+    ))
 }
 
 /// Nobody has the number.

@@ -4,8 +4,8 @@ use super::erase;
 use super::session::{Session, VERSION};
 use super::sql::{Columns, insert, join, list, maybe, maybe_text, overwrite, text};
 use crate::error::{Error, Result};
-use crate::model::id::{LaneId, SubscriptionId, TopicId};
-use crate::model::lane::DEFAULT_LANES;
+use crate::model::id::{SubscriptionId, TopicId};
+use crate::model::lane::{self, DEFAULT_LANES};
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
 use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
@@ -23,7 +23,8 @@ pub(super) async fn load(session: &mut Session<'_>) -> Result<Catalog> {
     let sets = session
         .sets(vec![
             VERSION.to_owned(),
-            "SELECT id, name, lanes, retention_ms, created_at, owner FROM tramline_topic ORDER BY name".to_owned(),
+            "SELECT id, name, lanes, retention_ms, created_at, owner FROM tramline_topic ORDER BY name"
+                .to_owned(),
             "SELECT id, name, policy, created_at FROM tramline_subscription ORDER BY name".to_owned(),
             "SELECT subscription, topic FROM tramline_subscription_topic".to_owned(),
         ])
@@ -90,7 +91,8 @@ pub(super) async fn lock_topics(session: &mut Session<'_>, topics: &BTreeSet<Top
 
 /// Keeps everything that writes slices of a subscription away until the transaction ends.
 async fn lock_subscription(session: &mut Session<'_>, id: SubscriptionId) -> Result<()> {
-    let sql = format!("SELECT id FROM tramline_gate WHERE kind = 1 AND id = {} AND side = 0 FOR UPDATE", id.0);
+    let sql =
+        format!("SELECT id FROM tramline_gate WHERE kind = 1 AND id = {} AND side = 0 FOR UPDATE", id.0);
     session.rows(sql).await.map(|_| ())
 }
 
@@ -250,11 +252,10 @@ async fn join_topic(
          VALUES ({}, {topic_id}, {next}, {last})",
         id.0
     ));
-    if put.policy.is_ordered() {
-        let rows = (0..topic.lanes).map(|lane| format!("({}, {})", id.0, LaneId::of(topic.id, lane).0));
-        let head = "INSERT INTO tramline_lane (subscription, lane) VALUES ";
-        session.write_all(insert(head, rows, "", session.common.packet));
-    }
+    let (first, count) = lane::all(put.policy.ordering, topic);
+    let rows = (0..i64::from(count)).map(|lane| format!("({}, {})", id.0, first.0 + lane));
+    let head = "INSERT IGNORE INTO tramline_lane (subscription, lane) VALUES ";
+    session.write_all(insert(head, rows, "", session.common.packet));
     Ok(())
 }
 
@@ -277,7 +278,7 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
     let id = session.catalog.require_subscription_named(name)?.id;
     lock_subscription(session, id).await?;
     erase::mark(session, Deleted::Subscription(id));
-    for table in ["lane", "rule", "audit", "remote", "subscription_topic"] {
+    for table in ["lane", "rule", "audit", "remote", "push", "attempt", "subscription_topic"] {
         session.write(format!("DELETE FROM tramline_{table} WHERE subscription = {}", id.0));
     }
     session.write(format!("DELETE FROM tramline_subscription WHERE id = {}", id.0));
@@ -309,7 +310,9 @@ pub(super) async fn set_rule(session: &mut Session<'_>, set: &SetRule) -> Result
     let (id, kind) = (set.subscription.0, text(set.kind.as_str()));
     let (by, reason, now) = (text(&set.by), text(&set.reason), session.now.0);
     match set.until {
-        None => session.write(format!("DELETE FROM tramline_rule WHERE subscription = {id} AND kind = {kind}")),
+        None => {
+            session.write(format!("DELETE FROM tramline_rule WHERE subscription = {id} AND kind = {kind}"))
+        }
         Some(end) => {
             let until = maybe(match end {
                 RuleEnd::Open => None,

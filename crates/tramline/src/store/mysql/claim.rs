@@ -8,7 +8,7 @@ use super::session::{Begin, Rows, Session};
 use super::sql::Columns;
 use super::step::Tries;
 use crate::error::Result;
-use crate::model::id::{ChunkId, SubscriptionId, TopicId};
+use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::mask::Mask;
 use crate::model::rule::RuleKind;
 use crate::model::slice::{Slice, State};
@@ -93,7 +93,9 @@ fn first_reads(claim: &Claim, ordered: bool) -> Vec<String> {
 /// leased) or on lanes.
 fn outlook_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> Vec<String> {
     let expired = if ordered {
-        format!("SELECT 1 FROM tramline_lane WHERE subscription = {id} AND owner <> 0 AND until <= @tramline_now")
+        format!(
+            "SELECT 1 FROM tramline_lane WHERE subscription = {id} AND owner <> 0 AND until <= @tramline_now"
+        )
     } else {
         format!(
             "SELECT 1 FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {id} \
@@ -116,13 +118,17 @@ fn outlook_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> Vec<String>
 }
 
 /// All priorities: each is a range of its own in the claim index.
-const RANKS: &str = "IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)";
+pub(super) const RANKS: &str = "IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)";
 
 impl Outlook {
     fn read(sets: &[Rows]) -> Result<Outlook> {
         let mut backfills = HashMap::new();
         for row in &sets[1] {
             backfills.insert(TopicId(row.int(0)?), ChunkId(row.int(1)?));
+        }
+        // A line of all events stays below all of them.
+        if let Some(first) = backfills.values().min().copied() {
+            backfills.insert(LaneId::WHOLE.topic(), first);
         }
         let mut stopped_by = None;
         for row in &sets[2] {

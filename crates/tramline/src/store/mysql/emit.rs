@@ -148,8 +148,11 @@ impl MysqlStore {
         catalog: &Arc<Catalog>,
         begin: &Begin,
     ) -> Result<Option<Stored>> {
-        let (mut session, drawn) = Session::reading(conn, &self.common, begin, draw_sql(plan, &self.common)).await?;
-        let Some(drawn) = drawn.filter(|_| session.catalog.version == catalog.version) else { return Ok(None) };
+        let (mut session, drawn) =
+            Session::reading(conn, &self.common, begin, draw_sql(plan, &self.common)).await?;
+        let Some(drawn) = drawn.filter(|_| session.catalog.version == catalog.version) else {
+            return Ok(None);
+        };
         let drawn = Drawn::read(plan, &drawn)?;
         let stored = write(&mut session, plan, drawn, begin.now);
         session.commit(Vec::new()).await?;
@@ -157,7 +160,11 @@ impl MysqlStore {
     }
 
     /// One unit in the caller's own transaction.
-    pub(super) async fn emit_unit_in(&self, conn: &mut MySqlConnection, unit: Vec<Event>) -> Result<Emission> {
+    pub(super) async fn emit_unit_in(
+        &self,
+        conn: &mut MySqlConnection,
+        unit: Vec<Event>,
+    ) -> Result<Emission> {
         if unit.is_empty() {
             return Err(Error::invalid("nothing to emit", "pass at least one event"));
         }
@@ -206,8 +213,10 @@ impl MysqlStore {
         for (topic, key) in events.filter_map(|event| named(event, &session.catalog)) {
             by_topic.entry(topic).or_default().insert(key);
         }
-        let keys: Vec<(TopicId, Vec<&str>)> =
-            by_topic.iter().map(|(topic, keys)| (*topic, keys.iter().map(String::as_str).collect())).collect();
+        let keys: Vec<(TopicId, Vec<&str>)> = by_topic
+            .iter()
+            .map(|(topic, keys)| (*topic, keys.iter().map(String::as_str).collect()))
+            .collect();
         let mut found: Vec<HashSet<(TopicId, String)>> = Vec::new();
         for lock in ["", " FOR UPDATE SKIP LOCKED"] {
             let mut set = HashSet::new();
@@ -303,7 +312,8 @@ pub(super) fn write(session: &mut Session<'_>, plan: &EmitPlan, drawn: Drawn, no
     let now = now.unwrap_or(at);
     let numbers = Numbers { chunks: &stored.chunks, heads: &stored.heads };
     let most = session.common.packet;
-    let chunks = plan.chunks.iter().zip(numbers.chunks).map(|(chunk, id)| chunk_values(chunk, *id, &numbers, now));
+    let chunks =
+        plan.chunks.iter().zip(numbers.chunks).map(|(chunk, id)| chunk_values(chunk, *id, &numbers, now));
     let head = "INSERT INTO tramline_chunk (chunk, topic, emitted_at, count, bytes, meta, prevs, mains, body) VALUES ";
     let chunks = insert(head, chunks, "", most);
     session.write_all(chunks);
@@ -325,7 +335,8 @@ pub(super) fn write(session: &mut Session<'_>, plan: &EmitPlan, drawn: Drawn, no
 }
 
 fn chunk_values(chunk: &ChunkPlan, id: ChunkId, numbers: &Numbers<'_>, now: Time) -> String {
-    let links = |links: &[crate::plan::emit::Link]| maybe_text(numbers_text(&numbers.resolve_all(links)).as_deref());
+    let links =
+        |links: &[crate::plan::emit::Link]| maybe_text(numbers_text(&numbers.resolve_all(links)).as_deref());
     format!(
         "({},{},{},{},{},{},{},{},{})",
         id.0,

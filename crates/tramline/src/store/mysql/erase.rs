@@ -79,7 +79,8 @@ pub(super) async fn clear(session: &mut Session<'_>, way: &InTheWay, limit: u32)
     if rows.is_empty() {
         return Ok(false);
     }
-    let sql = format!("SELECT topic, subscription, next FROM tramline_deleted WHERE {which} LIMIT 1 FOR UPDATE");
+    let sql =
+        format!("SELECT topic, subscription, next FROM tramline_deleted WHERE {which} LIMIT 1 FOR UPDATE");
     erase_each(session, &sql, Busy::WaitFor, limit).await
 }
 
@@ -115,7 +116,8 @@ async fn erase_topic(session: &mut Session<'_>, topic: TopicId, limit: i64) -> R
     let mut gone = erase_chunks(session, topic, limit).await?;
     for table in ["tramline_head", "tramline_idempotency"] {
         let left = (limit - gone).max(0);
-        gone += session.count(format!("DELETE FROM {table} WHERE topic = {} LIMIT {left}", topic.0)).await? as i64;
+        gone += session.count(format!("DELETE FROM {table} WHERE topic = {} LIMIT {left}", topic.0)).await?
+            as i64;
     }
     Ok(gone)
 }

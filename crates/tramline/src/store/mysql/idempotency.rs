@@ -142,9 +142,9 @@ impl MysqlStore {
 fn take_keys_sql(session: &Session<'_>, entries: &[Option<Entry>]) -> Vec<String> {
     let keys: BTreeMap<(TopicId, &str), &Entry> =
         entries.iter().flatten().map(|entry| ((entry.topic, entry.key.as_str()), entry)).collect();
-    let rows = keys.iter().map(|((topic, key), entry)| {
-        format!("({},{},{},'',0)", topic.0, text(key), bytes(&entry.hash))
-    });
+    let rows = keys
+        .iter()
+        .map(|((topic, key), entry)| format!("({},{},{},'',0)", topic.0, text(key), bytes(&entry.hash)));
     let head = "INSERT INTO tramline_idempotency (topic, `key`, hash, receipt, expires_at) VALUES ";
     let tail = " ON DUPLICATE KEY UPDATE expires_at = expires_at";
     let mut sql = insert(head, rows, tail, session.common.packet);
@@ -196,7 +196,12 @@ fn write_receipts<'a>(
     let rows = emissions.filter_map(|(entry, emission)| {
         let entry = entry?;
         let receipt = text(&idempotency::receipt(&emission.events));
-        Some(format!("({},{},{},{receipt},{expires_at})", entry.topic.0, text(&entry.key), bytes(&entry.hash)))
+        Some(format!(
+            "({},{},{},{receipt},{expires_at})",
+            entry.topic.0,
+            text(&entry.key),
+            bytes(&entry.hash)
+        ))
     });
     let head = "INSERT INTO tramline_idempotency (topic, `key`, hash, receipt, expires_at) VALUES ";
     let tail = overwrite(&["hash", "receipt", "expires_at"]);

@@ -1,7 +1,7 @@
 //! Looking: counts, events, heads, logs and lists. Nothing here writes.
 
-use super::catalog::rules;
 use super::MysqlStore;
+use super::catalog::rules;
 use super::rows::{CHUNK, LANE, SLICE, chunk, chunks, lane, slices};
 use super::session::{Rows, Session, exchange};
 use super::sql::{Columns, list, pairs, text};
@@ -118,8 +118,11 @@ async fn blockers(
 
 pub(super) async fn head(session: &mut Session<'_>, topic: &str, key: &str) -> Result<Option<Head>> {
     let topic = session.catalog.require_topic(topic)?.id;
-    let sql =
-        format!("SELECT last_id, state FROM tramline_head WHERE topic = {} AND `key` = {}", topic.0, text(key));
+    let sql = format!(
+        "SELECT last_id, state FROM tramline_head WHERE topic = {} AND `key` = {}",
+        topic.0,
+        text(key)
+    );
     let rows = session.rows(sql).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     Ok(Some(Head { last_id: EventId(row.int(0)?), state: row.maybe_blob(1)?.map(Bytes::from) }))
@@ -129,7 +132,11 @@ pub(super) async fn head(session: &mut Session<'_>, topic: &str, key: &str) -> R
 const LOG_STEP: i64 = 64;
 
 /// Reads up to the last chunk below which nothing is still being written.
-pub(super) async fn read_log(store: &MysqlStore, session: &mut Session<'_>, read: &ReadLog) -> Result<LogPage> {
+pub(super) async fn read_log(
+    store: &MysqlStore,
+    session: &mut Session<'_>,
+    read: &ReadLog,
+) -> Result<LogPage> {
     let topic = session.catalog.require_topic(&read.topic)?.clone();
     let mut proven = store.proven.get(topic.id);
     let mut page = LogPage { events: Vec::new(), next: read.after };
@@ -194,11 +201,7 @@ async fn prove(store: &MysqlStore, session: &mut Session<'_>, topic: TopicId) ->
 }
 
 /// The same, up to the last chunk that can be seen; `None` if somebody is still at it.
-async fn prove_now(
-    store: &MysqlStore,
-    session: &mut Session<'_>,
-    topic: TopicId,
-) -> Result<Option<ChunkId>> {
+async fn prove_now(store: &MysqlStore, session: &mut Session<'_>, topic: TopicId) -> Result<Option<ChunkId>> {
     let sql = format!("SELECT COALESCE(MAX(chunk), 0) FROM tramline_chunk WHERE topic = {}", topic.0);
     let last = ChunkId(session.rows(sql).await?.first().map_or(Ok(0), |row| row.int(0))?);
     let proven = store.proven.get(topic);
@@ -232,7 +235,8 @@ impl MysqlStore {
             None => false,
             Some(_) => {
                 let mut other = self.begin().await?;
-                let open = format!("SELECT `open` FROM tramline_gate WHERE kind = 0 AND id = {topic} AND side = 2");
+                let open =
+                    format!("SELECT `open` FROM tramline_gate WHERE kind = 0 AND id = {topic} AND side = 2");
                 let open = is_given(other.conn(), open).await?.unwrap_or(0);
                 let shut = 1 - open;
                 let sql = format!(
@@ -279,7 +283,7 @@ pub(super) async fn dead(session: &mut Session<'_>, page: &Page) -> Result<Vec<D
         let Some(row) = rows.get(&slice.chunk) else { continue };
         for event in row.select(&session.catalog.topic_name(row.topic), slice.mask)? {
             dead.push(DeadEvent {
-                event,
+                event: event.shown_to(page.subscription),
                 attempts: slice.attempts,
                 crashes: slice.crashes,
                 error: slice.error.clone().unwrap_or_default(),

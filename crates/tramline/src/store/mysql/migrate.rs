@@ -11,6 +11,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (1, include_str!("migrations/0001_core.sql")),
     (2, include_str!("migrations/0002_token.sql")),
     (3, include_str!("migrations/0003_tally.sql")),
+    (4, include_str!("migrations/0004_push.sql")),
 ];
 
 const VERSIONS: &str =
@@ -39,7 +40,10 @@ pub(super) async fn run(conn: &mut MySqlConnection) -> Result<()> {
     }
     let lock = format!("SELECT GET_LOCK(CONCAT('tramline ', LEFT(MD5(DATABASE()), 16)), {PATIENCE})");
     if number(conn, lock).await? != 1 {
-        return Err(Error::unavailable("another process is migrating the database", "try again when it is done"));
+        return Err(Error::unavailable(
+            "another process is migrating the database",
+            "try again when it is done",
+        ));
     }
     let migrated = apply(conn, newest).await;
     number(conn, "SELECT RELEASE_LOCK(CONCAT('tramline ', LEFT(MD5(DATABASE()), 16)))".to_owned()).await?;

@@ -5,7 +5,7 @@
 //!   statements are written
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion
-//! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
+//! - `mend`, `look`, `sweep`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Every step reads and locks in one round trip, decides, and writes and commits in another. Every statement of a step reads what
@@ -22,6 +22,7 @@ mod mend;
 mod migrate;
 mod options;
 mod order;
+mod push;
 mod remote;
 mod rows;
 mod session;
@@ -308,7 +309,8 @@ async fn check_isolation(conn: &mut MySqlConnection) -> Result<()> {
     let sql = "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')";
     let mut sets: Vec<Rows> = Vec::new();
     exchange(conn, sql.to_owned(), &mut sets).await?;
-    let level = sets.first().and_then(|rows| rows.first()).map_or_else(|| Ok(String::new()), |row| row.text(1))?;
+    let level =
+        sets.first().and_then(|rows| rows.first()).map_or_else(|| Ok(String::new()), |row| row.text(1))?;
     if level == "READ-COMMITTED" {
         return Ok(());
     }

@@ -242,7 +242,8 @@ impl Look<'_> {
             let before = raw.slices.len();
             for (lane, slices) in group(free) {
                 if let Some(view) = views.get_mut(&lane).filter(|_| !taker.is_full()) {
-                    let (waiting, ready) = slices.into_iter().partition(|slice| slice.state == State::Waiting);
+                    let (waiting, ready) =
+                        slices.into_iter().partition(|slice| slice.state == State::Waiting);
                     let taken = take(view, waiting, ready, taker, now, &mut changes);
                     add(view, taken, raw);
                 }

@@ -102,7 +102,10 @@ pub(super) fn write_lanes(session: &mut Session<'_>, lanes: &[&Lane]) {
         let owner = lane.owner.map_or(0, |owner| owner.0);
         let (until, halted) = (lane.until.0, lane.halted_until.0);
         let (subscription, lane_id) = (lane.subscription.0, lane.lane.0);
-        format!("({subscription},{lane_id},{owner},{},{until},{halted},{},{})", lane.epoch, lane.leased, lane.marks)
+        format!(
+            "({subscription},{lane_id},{owner},{},{until},{halted},{},{})",
+            lane.epoch, lane.leased, lane.marks
+        )
     };
     let head = "INSERT INTO tramline_lane (subscription, lane, owner, epoch, until, halted_until, leased, marks) VALUES ";
     let tail = overwrite(&["owner", "epoch", "until", "halted_until", "leased", "marks"]);
@@ -246,7 +249,8 @@ pub(super) fn delete(session: &mut Session<'_>, rows: &[(ChunkId, SliceId)]) {
 /// The rows exist, and are locked or in a lane that is: nothing is inserted.
 fn update(session: &mut Session<'_>, rows: &[Slice]) {
     let columns = [
-        "state", "`rank`", "pos", "mask", "due_at", "attempts", "crashes", "alone", "epoch", "owner", "replayed", "error",
+        "state", "`rank`", "pos", "mask", "due_at", "attempts", "crashes", "alone", "epoch", "owner",
+        "replayed", "error",
     ];
     let tail = overwrite(&columns);
     session.write_all(insert_sql(INSERT_SLICES, rows.iter().map(values), &tail, session.common.packet));

@@ -55,8 +55,9 @@ impl Begin {
 
     /// A step that writes slices of a subscription: its deletion waits for the step.
     pub(super) fn writing(now: Option<Time>, SubscriptionId(id): SubscriptionId) -> Begin {
-        let share =
-            format!("SELECT id FROM tramline_gate WHERE kind = 1 AND id = {id} AND side = 0 LOCK IN SHARE MODE");
+        let share = format!(
+            "SELECT id FROM tramline_gate WHERE kind = 1 AND id = {id} AND side = 0 LOCK IN SHARE MODE"
+        );
         Begin { now, locks: vec![share], ..Begin::default() }
     }
 
@@ -121,7 +122,8 @@ impl<'c> Session<'c> {
         let mut rest = sets.split_off(first);
         let found = rest.split_off(1);
         let header = rest.pop().unwrap_or_default();
-        let header = header.first().ok_or_else(|| Error::unavailable("the server gave no time", "try again"))?;
+        let header =
+            header.first().ok_or_else(|| Error::unavailable("the server gave no time", "try again"))?;
         session.now = header.time(0)?;
         if session.catalog.version == header.int(1)? {
             return Ok((session, Some(found)));

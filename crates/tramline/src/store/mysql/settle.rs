@@ -153,7 +153,8 @@ async fn load_lanes(
         views.get(lane).is_some_and(|view| view.lane.marks == 0)
             && results.iter().all(|at| settle.results[*at].is_all_done())
     };
-    let (plain, others): (Vec<_>, Vec<_>) = by_lane.iter().partition(|(lane, results)| is_plain(lane, results));
+    let (plain, others): (Vec<_>, Vec<_>) =
+        by_lane.iter().partition(|(lane, results)| is_plain(lane, results));
     let named = plain.iter().flat_map(|(_, results)| results.iter().map(|at| &settle.results[*at].lease));
     let sql = named_sql(settle.subscription, named, "");
     let mut all: Vec<Slice> = match sql.is_empty() {
@@ -194,7 +195,9 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
         let mut changes = Changes::default();
         for at in &plain {
             let lease = &extend.leases[*at];
-            let under = |rows: &Named| rows.get(&(lease.chunk, lease.slice)).is_some_and(|slice| slice.is_under(lease));
+            let under = |rows: &Named| {
+                rows.get(&(lease.chunk, lease.slice)).is_some_and(|slice| slice.is_under(lease))
+            };
             answers[*at] = answer(under(&seen), under(&free));
             if let (Extended::Until(_), Some(slice)) = (answers[*at], free.get(&(lease.chunk, lease.slice))) {
                 changes.update.push(Slice { due_at: until, ..slice.clone() });
@@ -204,9 +207,8 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
     }
     if !ordered.is_empty() {
         let lanes: BTreeSet<i64> = ordered.iter().map(|at| extend.leases[*at].lane.0).collect();
-        let sql = |lock: &str| {
-            super::lanes::lock_sql(extend.subscription, lanes.iter().copied().map(LaneId), lock)
-        };
+        let sql =
+            |lock: &str| super::lanes::lock_sql(extend.subscription, lanes.iter().copied().map(LaneId), lock);
         let sets = session.sets(vec![sql(""), sql("FOR UPDATE SKIP LOCKED")]).await?;
         let (seen, free) = (super::lanes::views(&sets[0])?, super::lanes::views(&sets[1])?);
         let mut extended = BTreeSet::new();

@@ -2,8 +2,9 @@
 
 use super::session::Begin;
 use super::step::{Tries, step};
-use super::{MysqlStore, catalog, claim, look, mend, remote, settle, sweep, tally, token};
+use super::{MysqlStore, catalog, claim, look, mend, push, remote, settle, sweep, tally, token};
 use crate::error::{Kind, Result};
+use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
@@ -23,9 +24,9 @@ use std::sync::Arc;
 impl Store for MysqlStore {
     async fn put_topic(&self, put: PutTopic) -> Result<Topic> {
         let topics = |_: &Catalog| BTreeSet::new();
-        step!(self, Tries::patient(), |conn| self.changing(conn, put.now, topics), |session| catalog::put_topic(
-            session, &put
-        ))
+        step!(self, Tries::patient(), |conn| self.changing(conn, put.now, topics), |session| {
+            catalog::put_topic(session, &put)
+        })
     }
 
     async fn topics(&self) -> Result<Vec<Topic>> {
@@ -37,19 +38,21 @@ impl Store for MysqlStore {
     async fn delete_topic(&self, name: &str) -> Result<()> {
         self.clear(InTheWay::LeftOf(name.into())).await?;
         let topics = |catalog: &Catalog| catalog.topic(name).map(|topic| topic.id).into_iter().collect();
-        step!(self, Tries::patient(), |conn| self.changing(conn, None, topics), |session| catalog::delete_topic(
-            session, name
-        ))
+        step!(self, Tries::patient(), |conn| self.changing(conn, None, topics), |session| {
+            catalog::delete_topic(session, name)
+        })
     }
 
     async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
         put.check()?;
         let left = InTheWay::LeftBy(put.name.as_str().into());
         self.clear(left.clone()).await?;
-        let known =
-            step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(put.now)), |session| async {
-                Ok(as_wanted(&session.catalog, &put))
-            })?;
+        let known = step!(
+            self,
+            Tries::few(),
+            |conn| self.session(conn, &Begin::reading(put.now)),
+            |session| async { Ok(as_wanted(&session.catalog, &put)) }
+        )?;
         if let Some(subscription) = known {
             return Ok(subscription);
         }
@@ -91,7 +94,9 @@ impl Store for MysqlStore {
 
     async fn set_rule(&self, set: SetRule) -> Result<()> {
         let begin = Begin::writing(set.now, set.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| catalog::set_rule(session, &set))
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| catalog::set_rule(
+            session, &set
+        ))
     }
 
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
@@ -112,17 +117,23 @@ impl Store for MysqlStore {
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
         let begin = Begin::writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::settle(session, &settle))
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::settle(
+            session, &settle
+        ))
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
         let begin = Begin::writing(extend.now, extend.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::extend(session, &extend))
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::extend(
+            session, &extend
+        ))
     }
 
     async fn release(&self, release: Release) -> Result<u64> {
         let begin = Begin::writing(release.now, release.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::release(session, &release))
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::release(
+            session, &release
+        ))
     }
 
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
@@ -138,9 +149,12 @@ impl Store for MysqlStore {
     }
 
     async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
-        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(find.now)), |session| look::event(
-            session, find.id
-        ))
+        step!(
+            self,
+            Tries::few(),
+            |conn| self.session(conn, &Begin::reading(find.now)),
+            |session| look::event(session, find.id)
+        )
     }
 
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
@@ -152,18 +166,14 @@ impl Store for MysqlStore {
     async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
         let begin = Begin::reading(None);
         step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| look::read_log(
-            self,
-            session,
-            &read
+            self, session, &read
         ))
     }
 
     async fn log_end(&self, topic: &str) -> Result<EventId> {
         let begin = Begin::reading(None);
         step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| look::log_end(
-            self,
-            session,
-            topic
+            self, session, topic
         ))
     }
 
@@ -174,9 +184,9 @@ impl Store for MysqlStore {
     }
 
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
-        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(page.now)), |session| look::parked(
-            session, &page
-        ))
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(page.now)), |session| {
+            look::parked(session, &page)
+        })
     }
 
     async fn revive(&self, revive: Revive) -> Result<u64> {
@@ -190,9 +200,9 @@ impl Store for MysqlStore {
     }
 
     async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
-        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(cancel.now)), |session| mend::cancel(
-            session, &cancel
-        ))
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(cancel.now)), |session| {
+            mend::cancel(session, &cancel)
+        })
     }
 
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
@@ -202,9 +212,37 @@ impl Store for MysqlStore {
         ))
     }
 
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
+        let begin = Begin::reading(now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| push::board(session))
+    }
+
+    async fn gather(&self, gather: Gather) -> Result<Gathered> {
+        let begin = Begin::reading(gather.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| push::gather(session, &gather))
+    }
+
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        let begin = Begin::writing(record.now, record.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| push::record(session, &record))
+    }
+
+    async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
+        let begin = Begin::writing(steer.now, steer.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| push::steer(session, &steer))
+    }
+
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| push::attempts(session, &list))
+    }
+
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
         let begin = Begin::reading(open.now);
-        step!(self, Tries::patient(), |conn| self.session(conn, &begin), |session| tally::open(session, &open.tally))
+        step!(self, Tries::patient(), |conn| self.session(conn, &begin), |session| tally::open(
+            session,
+            &open.tally
+        ))
     }
 
     async fn add_items(&self, add: AddItems) -> Result<Added> {
@@ -229,13 +267,14 @@ impl Store for MysqlStore {
 
     async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
         let begin = Begin::reading(find.now);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::get(session, find.tally))
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::get(
+            session, find.tally
+        ))
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| tally::list(
-            session, &list
-        ))
+        let begin = Begin::reading(list.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::list(session, &list))
     }
 
     async fn tally_counts(&self) -> Result<TallyCounts> {
@@ -262,7 +301,9 @@ impl Store for MysqlStore {
 
     async fn reap_tallies(&self, reap: ReapTallies) -> Result<ReapedTallies> {
         let begin = Begin::reading(reap.now);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::sweep::reap(session, &reap))
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::sweep::reap(
+            session, &reap
+        ))
     }
 
     async fn deliver(&self, deliver: Deliver) -> Result<Delivered> {
@@ -271,16 +312,22 @@ impl Store for MysqlStore {
 
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
         let begin = Begin::reading(sweep.now);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::sweep::sweep(session, sweep))
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| tally::sweep::sweep(
+            session, sweep
+        ))
     }
 
     async fn put_token(&self, put: PutToken) -> Result<Token> {
         let begin = Begin::reading(put.now);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| token::put(session, &put.token))
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| token::put(
+            session, &put.token
+        ))
     }
 
     async fn tokens(&self) -> Result<Vec<Token>> {
-        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| token::all(session))
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| token::all(
+            session
+        ))
     }
 
     async fn delete_token(&self, name: &str) -> Result<()> {
@@ -317,7 +364,9 @@ impl Store for MysqlStore {
     }
 
     async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
-        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(now)), |session| remote::all(session))
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(now)), |session| remote::all(
+            session
+        ))
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
@@ -347,6 +396,15 @@ impl Store for MysqlStore {
     async fn now(&self) -> Result<Time> {
         step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| async {
             Ok(session.now)
+        })
+    }
+
+    /// A row of its own, written and synced like the changes of any transaction.
+    async fn probe(&self) -> Result<()> {
+        let sql = "INSERT INTO tramline_meta VALUES ('probe', 1) ON DUPLICATE KEY UPDATE value = value + 1";
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::default()), |session| async {
+            session.write(sql);
+            Ok(())
         })
     }
 

@@ -51,7 +51,10 @@ pub(super) async fn beat(session: &mut Session<'_>, beat: &Beat) -> Result<Vec<W
 ///
 /// Uses `tramline_slice_claim`, one range of leased slices per subscription: there is no index by owner, because every
 /// claim would have to write it.
-async fn bury(session: &mut Session<'_>, Incarnation(owner): Incarnation) -> Result<BTreeSet<SubscriptionId>> {
+async fn bury(
+    session: &mut Session<'_>,
+    Incarnation(owner): Incarnation,
+) -> Result<BTreeSet<SubscriptionId>> {
     let ids = list(session.catalog.subscriptions().iter().map(|subscription| subscription.id.0));
     let slices = format!(
         "SELECT chunk, id, subscription FROM tramline_slice FORCE INDEX (tramline_slice_claim) \
@@ -201,12 +204,12 @@ pub(super) async fn backfill(session: &mut Session<'_>, id: SubscriptionId) -> R
          WHERE topic = {topic} AND chunk BETWEEN {next} AND {until} ORDER BY topic, chunk LIMIT {BACKFILL_STEP}"
     );
     let rows = session.rows(sql).await?;
-    let lanes = catalog.topic_by_id(TopicId(topic)).map_or(1, |topic| topic.lanes);
+    let Some(of) = catalog.topic_by_id(TopicId(topic)) else { return Ok(false) };
     let (mut new, mut last) = (Vec::new(), next);
     for row in &rows {
         let row = chunk(row)?;
         last = row.chunk.0;
-        new.extend(slices_of(&row, lanes, subscription)?);
+        new.extend(slices_of(&row, of, subscription)?);
     }
     insert(session, &new);
     let reached = if rows.len() < BACKFILL_STEP { until } else { last };

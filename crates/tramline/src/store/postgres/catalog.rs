@@ -3,7 +3,8 @@
 use super::erase;
 use super::session::{Session, Texts};
 use crate::error::{Error, Result};
-use crate::model::id::{LaneId, SubscriptionId, TopicId};
+use crate::model::id::{SubscriptionId, TopicId};
+use crate::model::lane;
 use crate::model::lane::DEFAULT_LANES;
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
@@ -220,13 +221,11 @@ async fn join_topic(
     };
     let query = session.query(sql).bind(id.0).bind(topic.id.0).bind(since);
     session.run(query).await?;
-    if put.policy.is_ordered() {
-        let sql = "INSERT INTO tramline_lane (subscription, lane) SELECT $1, $2 + n FROM generate_series(0, $3 - 1) n";
-        let query =
-            session.query(sql).bind(id.0).bind(LaneId::of(topic.id, 0).0).bind(i64::from(topic.lanes));
-        session.run(query).await?;
-    }
-    Ok(())
+    let (first, count) = lane::all(put.policy.ordering, topic);
+    let sql = "INSERT INTO tramline_lane (subscription, lane) SELECT $1, $2 + n FROM generate_series(0, $3 - 1) n \
+               ON CONFLICT DO NOTHING";
+    let query = session.query(sql).bind(id.0).bind(first.0).bind(i64::from(count));
+    session.run(query).await.map(|_| ())
 }
 
 /// All that a subscription still had to do of a topic is to go.
@@ -251,6 +250,8 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
         "DELETE FROM tramline_rule WHERE subscription = $1",
         "DELETE FROM tramline_audit WHERE subscription = $1",
         "DELETE FROM tramline_remote WHERE subscription = $1",
+        "DELETE FROM tramline_push WHERE subscription = $1",
+        "DELETE FROM tramline_attempt WHERE subscription = $1",
         "DELETE FROM tramline_subscription_topic WHERE subscription = $1",
         "DELETE FROM tramline_subscription WHERE id = $1",
     ] {

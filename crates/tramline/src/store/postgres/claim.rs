@@ -6,7 +6,7 @@ use super::order;
 use super::rows::{apply, chunk_at, chunks, claimed_slice, slices};
 use super::session::{BY_INDEX, Session};
 use crate::error::Result;
-use crate::model::id::{ChunkId, SubscriptionId, TopicId};
+use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::mask::Mask;
 use crate::model::rule::RuleKind;
 use crate::model::slice::{Slice, State};
@@ -169,11 +169,13 @@ async fn look_out(
     let row = query.fetch_one(&mut *session.conn).await?;
     let kinds: Vec<String> = row.try_get(0)?;
     let (topics, next): (Vec<i64>, Vec<i64>) = (row.try_get(1)?, row.try_get(2)?);
-    let outlook = Outlook {
-        backfills: topics.into_iter().map(TopicId).zip(next.into_iter().map(ChunkId)).collect(),
-        expired: row.try_get(3)?,
-        suspects: row.try_get(4)?,
-    };
+    let mut backfills: HashMap<TopicId, ChunkId> =
+        topics.into_iter().map(TopicId).zip(next.into_iter().map(ChunkId)).collect();
+    // A line of all events stays below all of them.
+    if let Some(first) = backfills.values().min().copied() {
+        backfills.insert(LaneId::WHOLE.topic(), first);
+    }
+    let outlook = Outlook { backfills, expired: row.try_get(3)?, suspects: row.try_get(4)? };
     // A block before a pause.
     Ok((kinds.iter().filter_map(|kind| RuleKind::parse(kind)).max(), outlook))
 }

@@ -124,6 +124,7 @@ pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result
 pub(super) async fn resend(session: &mut Session<'_>, resend: &Resend) -> Result<u64> {
     let catalog = session.catalog.clone();
     let subscription = catalog.require_subscription(resend.subscription)?;
+    let ordering = subscription.policy.ordering;
     let wanted = by_chunk(&resend.ids);
     let numbers: Vec<i64> = wanted.keys().map(|chunk| chunk.0).collect();
     let sql = "SELECT chunk FROM tramline_chunk WHERE chunk = ANY($1) ORDER BY chunk FOR UPDATE";
@@ -157,11 +158,7 @@ pub(super) async fn resend(session: &mut Session<'_>, resend: &Resend) -> Result
         let keys = row.keys()?;
         let mut lanes: BTreeMap<LaneId, Mask> = BTreeMap::new();
         for index in wanted.minus(open).iter().filter(|index| (*index as usize) < keys.len()) {
-            let lane = match &keys[index as usize] {
-                Some(key) if subscription.policy.is_ordered() => lane::of(topic.id, topic.lanes, key),
-                None if subscription.policy.is_ordered() => LaneId::of(topic.id, 0),
-                _ => LaneId::UNORDERED,
-            };
+            let lane = lane::within(ordering, topic, keys[index as usize].as_deref(), 0);
             let mask = lanes.entry(lane).or_default();
             *mask = mask.plus(Mask::of(index));
         }

@@ -22,6 +22,7 @@ mod mend;
 mod migrate;
 mod options;
 mod order;
+mod push;
 mod remote;
 mod rows;
 mod session;

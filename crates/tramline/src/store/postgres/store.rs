@@ -3,8 +3,9 @@
 use super::claim::Due;
 use super::session::Begin;
 use super::step::{Tries, step};
-use super::{PostgresStore, catalog, claim, look, mend, remote, settle, sweep, tally, token};
+use super::{PostgresStore, catalog, claim, look, mend, push, remote, settle, sweep, tally, token};
 use crate::error::{Kind, Result};
+use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
@@ -221,6 +222,31 @@ impl Store for PostgresStore {
         ))
     }
 
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
+        let begin = Begin::reading(now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::board(session))
+    }
+
+    async fn gather(&self, gather: Gather) -> Result<Gathered> {
+        let begin = Begin::reading(gather.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::gather(session, &gather))
+    }
+
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        let begin = Begin { may_be_lost: true, ..Begin::writing(record.now, record.subscription) };
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::record(session, &record))
+    }
+
+    async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
+        let begin = Begin::writing(steer.now, steer.subscription);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::steer(session, &steer))
+    }
+
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| push::attempts(session, &list))
+    }
+
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
         let begin = Begin::reading(open.now);
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::open(session, &open.tally))
@@ -252,9 +278,8 @@ impl Store for PostgresStore {
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| tally::list(
-            session, &list
-        ))
+        let begin = Begin::reading(list.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::list(session, &list))
     }
 
     async fn tally_counts(&self) -> Result<TallyCounts> {
@@ -360,6 +385,16 @@ impl Store for PostgresStore {
     async fn now(&self) -> Result<Time> {
         step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| async {
             Ok(session.now)
+        })
+    }
+
+    /// A message in the log of the server, which nobody reads: written and synced like the changes of a transaction, and no row of
+    /// any table is touched.
+    async fn probe(&self) -> Result<()> {
+        let sql = "SELECT pg_logical_emit_message(true, 'tramline', '')";
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| async {
+            let query = session.query(sql);
+            session.run(query).await.map(|_| ())
         })
     }
 

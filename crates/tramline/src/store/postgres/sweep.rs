@@ -173,12 +173,12 @@ pub(super) async fn backfill(session: &mut Session<'_>, id: SubscriptionId) -> R
                WHERE topic = $1 AND chunk BETWEEN $2 AND $3 ORDER BY topic, chunk LIMIT $4";
     let query = session.query(sql).bind(topic).bind(next).bind(until).bind(BACKFILL_STEP);
     let rows = session.all(query).await?;
-    let lanes = catalog.topic_by_id(TopicId(topic)).map_or(1, |topic| topic.lanes);
+    let Some(of) = catalog.topic_by_id(TopicId(topic)) else { return Ok(false) };
     let (mut new, mut last) = (Vec::new(), next);
     for row in &rows {
         let row = chunk(row)?;
         last = row.chunk.0;
-        new.extend(slices_of(&row, lanes, subscription)?);
+        new.extend(slices_of(&row, of, subscription)?);
     }
     insert(session, &new).await?;
     let reached = if (rows.len() as i64) < BACKFILL_STEP { until } else { last };

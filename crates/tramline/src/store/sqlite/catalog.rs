@@ -5,6 +5,7 @@ use super::rows::draw;
 use super::session::Session;
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
+use crate::model::lane;
 use crate::model::lane::DEFAULT_LANES;
 use crate::model::name;
 use crate::model::rule::{AuditEntry, Rule, RuleKind};
@@ -13,7 +14,7 @@ use crate::model::time::{Time, millis};
 use crate::store::catalog::{Catalog, still_left};
 use crate::store::deleted::{Deleted, lanes_of};
 use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -202,12 +203,11 @@ fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &Pu
     let sql = "INSERT INTO tramline_subscription_topic (subscription, topic, backfill_next, backfill_until) \
                VALUES (?, ?, ?, ?)";
     conn.execute(sql, [id.0, topic.id.0, next.unwrap_or(last + 1), last])?;
-    if put.policy.is_ordered() {
-        let sql = "INSERT INTO tramline_lane VALUES (?, ?, 0, 0, 0, 0, 0, 0)";
-        let mut statement = conn.prepare_cached(sql)?;
-        for lane in 0..topic.lanes {
-            statement.execute([id.0, LaneId::of(topic.id, lane).0])?;
-        }
+    let sql = "INSERT OR IGNORE INTO tramline_lane VALUES (?, ?, 0, 0, 0, 0, 0, 0)";
+    let mut statement = conn.prepare_cached(sql)?;
+    let (first, count) = lane::all(put.policy.ordering, topic);
+    for number in 0..i64::from(count) {
+        statement.execute([id.0, first.0 + number])?;
     }
     Ok(())
 }
@@ -228,22 +228,25 @@ fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     erase::mark(session.conn, Deleted::Subscription(id))?;
-    for table in ["lane", "rule", "audit", "remote", "subscription_topic"] {
+    for table in ["lane", "rule", "audit", "remote", "push", "attempt", "subscription_topic"] {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
     }
     session.conn.execute("DELETE FROM tramline_subscription WHERE id = ?", [id.0])?;
     changed(session.conn)
 }
 
-/// Below which chunk ordered claims of a topic have to stay while retained events are still being written.
+/// Below which chunk claims of a lane have to stay while retained events are still being written.
 pub(super) fn backfill_cursor(
     conn: &Connection,
     id: SubscriptionId,
-    topic: TopicId,
+    lane: LaneId,
 ) -> Result<Option<ChunkId>> {
-    let sql = "SELECT backfill_next FROM tramline_subscription_topic \
-               WHERE subscription = ? AND topic = ? AND backfill_next <= backfill_until";
-    Ok(conn.prepare_cached(sql)?.query_row([id.0, topic.0], |row| row.get(0).map(ChunkId)).optional()?)
+    let sql = "SELECT min(backfill_next) FROM tramline_subscription_topic \
+               WHERE subscription = ?1 AND (topic = ?2 OR ?3) AND backfill_next <= backfill_until";
+    let mut statement = conn.prepare_cached(sql)?;
+    let all = lane == LaneId::WHOLE;
+    let next: Option<i64> = statement.query_row(params![id.0, lane.topic().0, all], |row| row.get(0))?;
+    Ok(next.map(ChunkId))
 }
 
 /// The rule in force that stops a subscription, if any; a block before a pause.

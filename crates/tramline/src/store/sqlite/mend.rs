@@ -4,7 +4,7 @@ use super::order::{load_keys, load_marks};
 use super::rows::{apply, one_chunk, one_lane, slices, slices_of_chunk, write_lane};
 use super::session::Session;
 use crate::error::Result;
-use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId, TopicId};
+use crate::model::id::{ChunkId, EventId, SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
@@ -92,6 +92,7 @@ pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<s
 
 pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
     let subscription = session.catalog.require_subscription(resend.subscription)?;
+    let ordering = subscription.policy.ordering;
     let mut count = 0;
     for (chunk, wanted) in by_chunk(&resend.ids) {
         let Some(row) = one_chunk(session.conn, chunk)? else { continue };
@@ -116,11 +117,7 @@ pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
                 }
                 Some(_) => continue,
                 None => {
-                    let lane = match &keys[index as usize] {
-                        Some(key) if subscription.policy.is_ordered() => lane::of(topic.id, topic.lanes, key),
-                        None if subscription.policy.is_ordered() => LaneId::of(topic.id, 0),
-                        _ => LaneId::UNORDERED,
-                    };
+                    let lane = lane::within(ordering, topic, keys[index as usize].as_deref(), 0);
                     let mut changes = Changes::default();
                     plan_resend(resend.subscription, lane, &row, mask, session.now, &mut changes)?;
                     apply(session, resend.subscription, &changes)?;

@@ -15,6 +15,7 @@ mod look;
 mod mend;
 mod migrate;
 mod order;
+mod push;
 mod readers;
 mod remote;
 mod rows;

@@ -278,7 +278,7 @@ fn waiting(
 
 /// Ready slices of a lane in chunk order, whole chunks only, until they hold `events` events.
 fn ready(session: &Session<'_>, id: SubscriptionId, lane: LaneId, events: u32) -> Result<Vec<Slice>> {
-    let below = backfill_cursor(session.conn, id, lane.topic())?.unwrap_or(ChunkId(i64::MAX));
+    let below = backfill_cursor(session.conn, id, lane)?.unwrap_or(ChunkId(i64::MAX));
     let sql = format!(
         "SELECT {SLICE} FROM tramline_slice \
          WHERE subscription = ? AND state = 0 AND lane = ? AND rank = 0 AND pos < ? ORDER BY pos, chunk, id"

@@ -2,8 +2,11 @@
 
 use super::session::{Session, store_time};
 use super::writer::Durable;
-use super::{SqliteStore, catalog, claim, emit, gather, look, mend, remote, settle, sweep, tally, token};
+use super::{
+    SqliteStore, catalog, claim, emit, gather, look, mend, push, remote, settle, sweep, tally, token,
+};
 use crate::error::Result;
+use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
@@ -156,6 +159,26 @@ impl Store for SqliteStore {
         self.write(Durable::Yes, release.now, move |session| mend::release_parked(session, &release)).await
     }
 
+    async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
+        self.read(now, push::board).await
+    }
+
+    async fn gather(&self, gather: Gather) -> Result<Gathered> {
+        self.read(gather.now, move |session| push::gather(session, &gather)).await
+    }
+
+    async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        self.write(Durable::No, record.now, move |session| push::record(session, &record)).await
+    }
+
+    async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
+        self.write(Durable::Yes, steer.now, move |session| push::steer(session, &steer)).await
+    }
+
+    async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {
+        self.read(None, move |session| push::attempts(session, &list)).await
+    }
+
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
         self.write(Durable::Yes, open.now, move |session| tally::open(session, &open.tally)).await
     }
@@ -180,11 +203,11 @@ impl Store for SqliteStore {
     }
 
     async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
-        self.read(find.now, move |session| tally::get(session.conn, find.tally)).await
+        self.read(find.now, move |session| tally::get(session, find.tally)).await
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        self.read(None, move |session| tally::list(session.conn, &list)).await
+        self.read(list.now, move |session| tally::list(session, &list)).await
     }
 
     async fn tally_counts(&self) -> Result<TallyCounts> {
@@ -252,6 +275,15 @@ impl Store for SqliteStore {
 
     async fn now(&self) -> Result<Time> {
         self.read(None, |session| store_time(session.conn)).await
+    }
+
+    async fn probe(&self) -> Result<()> {
+        // A number that changes: SQLite does not write what is as it was.
+        let sql = "INSERT INTO tramline_meta VALUES ('probe', 1) ON CONFLICT DO UPDATE SET value = value + 1";
+        self.write(Durable::Yes, None, |session| {
+            Ok(session.conn.prepare_cached(sql)?.execute([]).map(drop)?)
+        })
+        .await
     }
 
     async fn close(&self) {

@@ -156,10 +156,10 @@ pub(super) fn backfill(session: &Session<'_>, id: SubscriptionId) -> Result<bool
     let mut statement = session.conn.prepare_cached(sql)?;
     let rows = statement.query_map([topic.0, next, until, BACKFILL_STEP], |row| row.get(0).map(ChunkId))?;
     let chunks: Vec<ChunkId> = rows.collect::<rusqlite::Result<_>>()?;
-    let lanes = session.catalog.topic_by_id(topic).map_or(1, |topic| topic.lanes);
+    let Some(of) = session.catalog.topic_by_id(topic) else { return Ok(false) };
     for chunk in &chunks {
         if let Some(row) = one_chunk(session.conn, *chunk)? {
-            insert(session.conn, &slices_of(&row, lanes, subscription)?)?;
+            insert(session.conn, &slices_of(&row, of, subscription)?)?;
         }
     }
     let done = (chunks.len() as i64) < BACKFILL_STEP;

@@ -5,6 +5,7 @@ mod claim;
 mod emit;
 mod look;
 mod mend;
+mod push;
 mod settle;
 mod sweep;
 mod token;
@@ -14,6 +15,10 @@ pub use claim::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
 pub use emit::{Emission, Emit};
 pub use look::{DeadEvent, Delivery, EventView, FindEvent, Head, LogPage, Page, ParkedKey, ReadLog, Stats};
 pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Which};
+pub use push::{
+    ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded, Steer,
+    SteerPush,
+};
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
 pub use sweep::{Beat, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
 pub use token::PutToken;

@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS tramline_tally (
     KEY tramline_tally_user_key (user_key, id),
     KEY tramline_tally_expiry (state, expires_at),
     KEY tramline_tally_unchecked (state, checked_at),
+    KEY tramline_tally_parent (parent_tally, parent_item),
     UNIQUE KEY tramline_tally_open_key (open_key)
 ) ENGINE = InnoDB;
 
@@ -42,12 +43,13 @@ CREATE TABLE IF NOT EXISTS tramline_tally_note (
     PRIMARY KEY (tally, kind)
 ) ENGINE = InnoDB;
 
--- Items that were added together. They begin with a part of their own.
+-- Items that were added together, and whether they are events. They begin with a part of their own.
 CREATE TABLE IF NOT EXISTS tramline_tally_extent (
-    tally BIGINT NOT NULL,
-    part  BIGINT NOT NULL,
-    count BIGINT NOT NULL,
-    token BIGINT,
+    tally     BIGINT NOT NULL,
+    part      BIGINT NOT NULL,
+    count     BIGINT NOT NULL,
+    token     BIGINT,
+    of_events BOOLEAN NOT NULL DEFAULT FALSE,
     PRIMARY KEY (tally, part),
     UNIQUE KEY tramline_tally_extent_token (tally, token)
 ) ENGINE = InnoDB;

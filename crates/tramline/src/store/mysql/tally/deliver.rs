@@ -136,7 +136,8 @@ async fn waiting(session: &mut Session<'_>, limit: u32) -> Result<Vec<Waiting>> 
         return Ok(found);
     }
     let tallies = list(found.iter().map(|waiting| waiting.out.tally.0));
-    let sql = format!("SELECT tally, kind, body FROM tramline_tally_note WHERE tally IN ({tallies}) AND kind >= 0");
+    let sql =
+        format!("SELECT tally, kind, body FROM tramline_tally_note WHERE tally IN ({tallies}) AND kind >= 0");
     let mut notes = BTreeMap::new();
     for row in session.rows(sql).await? {
         notes.insert((row.int(0)?, row.int(1)?), row.text(2)?);

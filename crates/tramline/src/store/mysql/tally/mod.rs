@@ -7,12 +7,14 @@ pub(super) mod rows;
 pub(super) mod sweep;
 
 use super::session::Session;
-use super::sql::{Columns, bytes, insert as insert_sql, join, list as numbers, maybe, maybe_text, maybe_time, text};
+use super::sql::{
+    Columns, bytes, insert as insert_sql, join, list as numbers, maybe, maybe_text, maybe_time, text,
+};
 use crate::error::Result;
 use crate::model::id::TallyId;
 use crate::model::tally::{Added, NewTally, Parent, Tally, TallyItem, TallyState};
-use crate::plan::tally::{TallyRow, unknown};
-use crate::store::tally::{added_otherwise, hash, new_row, no_such_item, notes, reused, state};
+use crate::plan::tally::{Origin, TallyRow, unknown};
+use crate::store::tally::{Of, added_otherwise, hash, new_row, notes, reused, state};
 use crate::store::verbs_tally::*;
 use rows::view_sql;
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,9 +100,9 @@ async fn stands_for(session: &mut Session<'_>, parent: Parent) -> Result<TallyIt
         }
         Parent::Item(item) => {
             let row = rows::require(session, item.tally).await?;
-            if row.state.has_ended() || rows::pending(session, &BTreeSet::from([item])).await?.is_empty() {
-                return Err(no_such_item(item));
-            }
+            let known = rows::items(session, &BTreeSet::from([item])).await?.remove(&item);
+            let taken = rows::has_child(session, item).await?;
+            row.check_child(item.number, known, taken, session.now)?;
             Ok(item)
         }
     }
@@ -114,10 +116,11 @@ pub(super) async fn add(session: &mut Session<'_>, add: AddItems) -> Result<Adde
     {
         return if added.count == add.count { Ok(added) } else { Err(added_otherwise()) };
     }
-    let origin = add.within.map(|number| TallyItem { tally: add.tally, number });
-    let inside = !rows::pending(session, &origin.into_iter().collect()).await?.is_empty();
-    let added = row.grow(add.count, inside, session.now)?;
-    rows::extend(session, &BTreeMap::from([(add.tally, added)]), add.token);
+    let within = add.within.map(|number| TallyItem { tally: add.tally, number });
+    let items = rows::items(session, &within.into_iter().collect()).await?;
+    let origin = within.map(|item| Origin { number: item.number, item: items.get(&item).copied() });
+    let added = row.grow(add.count, origin, session.now)?;
+    rows::extend(session, &BTreeMap::from([(add.tally, added)]), Of::Items(add.token));
     rows::write(session, &[&row], &[]);
     Ok(added)
 }
@@ -148,9 +151,10 @@ pub(super) async fn count(
     rows::write(session, &known.values().collect::<Vec<_>>(), &outbox);
     let views = views(session, &ids).await?;
     // Each is shown as it was after its own count.
+    let now = session.now;
     let view = |(row, completed_now): (TallyRow, bool)| {
         let metadata = views.get(&row.id).and_then(|tally| tally.metadata.clone());
-        CountedTally { tally: row.view(metadata, Default::default()), completed_now }
+        CountedTally { tally: row.view(metadata, Default::default(), now), completed_now }
     };
     Ok(counted.into_iter().map(|counted| counted.map(view)).collect())
 }
@@ -169,35 +173,45 @@ async fn views(session: &mut Session<'_>, ids: &BTreeSet<TallyId>) -> Result<BTr
 }
 
 /// By user key: `tramline_tally_user_key`; by state: `tramline_tally_state`, one range per state, because all of them together
-/// would have to be sorted; else the primary key.
+/// would have to be sorted, and for what no sweep has met yet `tramline_tally_expiry`; else the primary key.
 pub(super) async fn list(session: &mut Session<'_>, wanted: &ListTallies) -> Result<Vec<Tally>> {
     let states: BTreeSet<i64> = wanted.states.iter().map(|state| *state as i64).collect();
-    let (after, limit) = (wanted.after.0, wanted.limit);
-    let among = if states.is_empty() {
-        String::new()
-    } else {
-        format!(" AND t.state IN ({})", numbers(states.iter().copied()))
-    };
+    let (after, limit, now) = (wanted.after.0, wanted.limit, session.now.0);
     let filter = match (&wanted.user_key, states.is_empty()) {
-        (Some(key), _) => {
-            format!("t.user_key = {} AND t.id > {after}{among} ORDER BY t.user_key, t.id LIMIT {limit}", text(key))
+        (Some(key), none) => {
+            let state = format!("IF(t.state < 2 AND COALESCE(t.expires_at <= {now}, FALSE), 4, t.state)");
+            let among = if none { String::new() } else { format!(" AND {state} IN ({})", numbers(states)) };
+            format!(
+                "t.user_key = {} AND t.id > {after}{among} ORDER BY t.user_key, t.id LIMIT {limit}",
+                text(key)
+            )
         }
         (None, true) => format!("t.id > {after} ORDER BY t.id LIMIT {limit}"),
         (None, false) => {
-            let of = |state: &i64| {
-                format!(
-                    "(SELECT f.id FROM tramline_tally f FORCE INDEX (tramline_tally_state) WHERE f.state = {state} \
-                     AND f.id > {after} ORDER BY f.state, f.id LIMIT {limit})"
-                )
-            };
-            let all: Vec<String> = states.iter().map(of).collect();
-            let chosen = format!("SELECT u.id FROM ({}) u ORDER BY u.id LIMIT {limit}", all.join(" UNION ALL "));
-            let ids = session.rows(chosen).await?;
+            let ids = session.rows(in_states(&states, after, limit, now)).await?;
             let ids: Vec<i64> = ids.iter().map(|row| row.int(0)).collect::<Result<_>>()?;
             format!("t.id IN ({}) ORDER BY t.id", numbers(ids))
         }
     };
     rows::views(session, view_sql(&filter)).await
+}
+
+/// Tallies in some states, by number. One whose time is over has expired, whether or not a sweep has met it.
+fn in_states(states: &BTreeSet<i64>, after: i64, limit: u32, now: i64) -> String {
+    let of = |state: &i64| {
+        format!(
+            "(SELECT f.id FROM tramline_tally f FORCE INDEX (tramline_tally_state) WHERE f.state = {state} AND f.id > {after} \
+             AND (f.state > 1 OR f.expires_at IS NULL OR f.expires_at > {now}) ORDER BY f.state, f.id LIMIT {limit})"
+        )
+    };
+    let mut all: Vec<String> = states.iter().map(of).collect();
+    if states.contains(&(TallyState::Expired as i64)) {
+        all.push(format!(
+            "(SELECT f.id FROM tramline_tally f FORCE INDEX (tramline_tally_expiry) WHERE f.state IN (0, 1) \
+             AND f.expires_at <= {now} AND f.id > {after} ORDER BY f.id LIMIT {limit})"
+        ));
+    }
+    format!("SELECT u.id FROM ({}) u ORDER BY u.id LIMIT {limit}", all.join(" UNION ALL "))
 }
 
 pub(super) async fn cancel(session: &mut Session<'_>, tally: TallyId) -> Result<Tally> {

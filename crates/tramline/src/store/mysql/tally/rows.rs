@@ -6,10 +6,12 @@ use crate::model::tally::news::Outgoing;
 use crate::model::tally::part::{PART, Part, PartId};
 use crate::model::tally::{Added, Tally, TallyItem};
 use crate::model::time::Time;
-use crate::plan::tally::{TallyRow, Tells, Unfinished, unknown};
+use crate::plan::tally::{ItemRow, TallyRow, Tells, Unfinished, unknown};
 use crate::store::mysql::session::Session;
-use crate::store::mysql::sql::{Columns, LIST, insert, list, maybe, maybe_bytes, maybe_time, overwrite, pairs};
-use crate::store::tally::{metadata, state};
+use crate::store::mysql::sql::{
+    Columns, LIST, insert, list, maybe, maybe_bytes, maybe_time, overwrite, pairs,
+};
+use crate::store::tally::{Of, metadata, state};
 use sqlx::mysql::MySqlRow;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -119,18 +121,21 @@ pub(super) fn put_out(session: &mut Session<'_>, outbox: &[Outgoing]) {
 }
 
 /// Writes that items were added.
-pub(super) fn extend(session: &mut Session<'_>, added: &BTreeMap<TallyId, Added>, token: Option<i64>) {
+pub(super) fn extend(session: &mut Session<'_>, added: &BTreeMap<TallyId, Added>, of: Of) {
+    let (token, of_events) = of.columns();
     let rows = added.iter().map(|(tally, added)| {
-        format!("({},{},{},{})", tally.0, added.first / PART, added.count, maybe(token))
+        format!("({},{},{},{},{of_events})", tally.0, added.first / PART, added.count, maybe(token))
     });
-    let head = "INSERT INTO tramline_tally_extent (tally, part, count, token) VALUES ";
+    let head = "INSERT INTO tramline_tally_extent (tally, part, count, token, of_events) VALUES ";
     session.write_all(insert(head, rows, "", session.common.packet));
 }
 
 /// What was added under a token.
 pub(super) async fn added(session: &mut Session<'_>, tally: TallyId, token: i64) -> Result<Option<Added>> {
-    let sql =
-        format!("SELECT part, count FROM tramline_tally_extent WHERE tally = {} AND token = {token}", tally.0);
+    let sql = format!(
+        "SELECT part, count FROM tramline_tally_extent WHERE tally = {} AND token = {token}",
+        tally.0
+    );
     let rows = session.rows(sql).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     Ok(Some(Added { first: row.count(0)? * PART, count: row.count(1)? }))
@@ -148,7 +153,8 @@ pub(super) async fn lock_parts(
     }
     let missing = missing(session, ids).await?;
     let now = session.now.0;
-    let rows = missing.iter().map(|(id, items)| format!("({},{},{items},{items},{now})", id.tally.0, id.part));
+    let rows =
+        missing.iter().map(|(id, items)| format!("({},{},{items},{items},{now})", id.tally.0, id.part));
     let head = "INSERT INTO tramline_tally_part (tally, part, items, remaining, active_at) VALUES ";
     let tail = " ON DUPLICATE KEY UPDATE items = items";
     session.write_all(insert(head, rows, tail, session.common.packet));
@@ -178,8 +184,7 @@ fn part_id(row: &MySqlRow) -> Result<PartId> {
 /// Parts that have no row yet, though their tallies live and have items there; and how many items.
 async fn missing(session: &mut Session<'_>, ids: &BTreeSet<PartId>) -> Result<BTreeMap<PartId, u64>> {
     let mut sets = session.sets(parts_sql(ids, "tally, part", "")).await?;
-    let known: BTreeSet<PartId> =
-        sets.drain(..).flatten().map(|row| part_id(&row)).collect::<Result<_>>()?;
+    let known: BTreeSet<PartId> = sets.drain(..).flatten().map(|row| part_id(&row)).collect::<Result<_>>()?;
     let unknown: BTreeSet<PartId> = ids.difference(&known).copied().collect();
     let mut missing = BTreeMap::new();
     for (id, extent) in extents(session, &unknown, true).await? {
@@ -196,6 +201,7 @@ async fn missing(session: &mut Session<'_>, ids: &BTreeSet<PartId>) -> Result<BT
 struct Extent {
     part: u64,
     count: u64,
+    of_events: bool,
 }
 
 /// The extent in which each part is, if any.
@@ -207,10 +213,14 @@ async fn extents(
     if parts.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let alive = if live { " AND EXISTS (SELECT 1 FROM tramline_tally t WHERE t.id = e.tally AND t.state < 2)" } else { "" };
+    let alive = if live {
+        " AND EXISTS (SELECT 1 FROM tramline_tally t WHERE t.id = e.tally AND t.state < 2)"
+    } else {
+        ""
+    };
     let one = |id: &PartId| {
         format!(
-            "SELECT e.part, e.count FROM tramline_tally_extent e FORCE INDEX (PRIMARY) WHERE e.tally = {} \
+            "SELECT e.part, e.count, e.of_events FROM tramline_tally_extent e FORCE INDEX (PRIMARY) WHERE e.tally = {} \
              AND e.part <= {}{alive} ORDER BY e.tally DESC, e.part DESC LIMIT 1",
             id.tally.0, id.part
         )
@@ -219,7 +229,7 @@ async fn extents(
     let mut found = BTreeMap::new();
     for (id, rows) in parts.iter().zip(&sets) {
         if let Some(row) = rows.first() {
-            found.insert(*id, Extent { part: row.count(0)?, count: row.count(1)? });
+            found.insert(*id, Extent { part: row.count(0)?, count: row.count(1)?, of_events: row.flag(2)? });
         }
     }
     Ok(found)
@@ -247,15 +257,16 @@ pub(super) fn write_parts(session: &mut Session<'_>, parts: &[(PartId, &Part)]) 
     session.write_all(insert(head, parts.iter().map(values), &tail, session.common.packet));
 }
 
-/// Those of some items that have not ended, as it is without a lock.
-pub(super) async fn pending(
+/// Those of some items that were added, as they are without a lock.
+pub(super) async fn items(
     session: &mut Session<'_>,
     items: &BTreeSet<TallyItem>,
-) -> Result<BTreeSet<TallyItem>> {
+) -> Result<BTreeMap<TallyItem, ItemRow>> {
     let part_of = |item: &TallyItem| PartId { tally: item.tally, part: item.number / PART };
     let ids: BTreeSet<PartId> = items.iter().map(part_of).collect();
+    let mut found = BTreeMap::new();
     if ids.is_empty() {
-        return Ok(BTreeSet::new());
+        return Ok(found);
     }
     let extents = extents(session, &ids, false).await?;
     let sql = parts_sql(&ids, "tally, part, items, remaining, pending, failures", "");
@@ -263,16 +274,28 @@ pub(super) async fn pending(
     for row in session.sets(sql).await?.iter().flatten() {
         known.insert(part_id(row)?, part(row, 2)?);
     }
-    let is_pending = |item: &&TallyItem| {
+    for item in items {
         let id = part_of(item);
-        let Some(extent) = extents.get(&id) else { return false };
-        let within = (item.number % PART) as u32;
-        match known.get(&id) {
-            Some(part) => part.is_pending(within),
-            None => Part::untouched(extent.count, id.part - extent.part).is_some_and(|part| part.is_pending(within)),
+        let Some(extent) = extents.get(&id) else { continue };
+        let part = match known.remove(&id) {
+            Some(part) => Some(part),
+            None => Part::untouched(extent.count, id.part - extent.part),
+        };
+        if let Some(row) = part.as_ref().and_then(|part| ItemRow::of(item.number, part, extent.of_events)) {
+            found.insert(*item, row);
         }
-    };
-    Ok(items.iter().filter(is_pending).copied().collect())
+        known.extend(part.map(|part| (id, part)));
+    }
+    Ok(found)
+}
+
+/// True if a tally stands for an item, by `tramline_tally_parent`. One on its way out counts: it may still have to tell.
+pub(super) async fn has_child(session: &mut Session<'_>, item: TallyItem) -> Result<bool> {
+    let sql = format!(
+        "SELECT 1 FROM tramline_tally WHERE parent_tally = {} AND parent_item = {} LIMIT 1",
+        item.tally.0, item.number
+    );
+    Ok(!session.rows(sql).await?.is_empty())
 }
 
 /// Tallies with all that users are shown, in one statement: a part that is finished meanwhile is counted once.
@@ -294,13 +317,14 @@ pub(super) fn view_sql(filter: &str) -> String {
 
 /// The tallies that a statement made by [`view_sql`] finds.
 pub(super) async fn views(session: &mut Session<'_>, sql: String) -> Result<Vec<Tally>> {
+    let now = session.now;
     let view = |found: &MySqlRow| {
         let unfinished = Unfinished {
             done: found.count(21)?,
             failed: found.count(22)?,
             active_at: found.maybe_int(23)?.map(Time),
         };
-        Ok(row(found)?.view(metadata(found.maybe_text(20)?), unfinished))
+        Ok(row(found)?.view(metadata(found.maybe_text(20)?), unfinished, now))
     };
     session.rows(sql).await?.iter().map(view).collect()
 }

@@ -151,7 +151,7 @@ pub(super) fn remove(session: &mut Session<'_>, found: &[&TallyRow]) {
         return;
     }
     let mut outbox = Vec::new();
-    found.iter().for_each(|row| row.remove(&mut outbox));
+    found.iter().for_each(|row| row.remove(session.now, &mut outbox));
     rows::put_out(session, &outbox);
     session.write(format!(
         "UPDATE tramline_tally SET state = {REMOVED}, idle_since = {}, open_key = NULL WHERE id IN ({})",

@@ -150,6 +150,41 @@ BEGIN
     END IF;
 END $$;
 
+-- Whether the filter of a subscription lets an event pass: the same as model::filter. A payload that is not JSON has no fields.
+CREATE FUNCTION tramline_passes(
+    filter jsonb, type text, key text, headers jsonb, payload bytea, content_type text
+) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    condition jsonb;
+    field text;
+    found jsonb;
+    body jsonb;
+BEGIN
+    FOR condition IN SELECT c.value FROM jsonb_array_elements(coalesce(filter, '[]')) c LOOP
+        field := condition ->> 'field';
+        IF field LIKE 'payload.%' AND body IS NULL AND content_type = 'application/json' THEN
+            BEGIN
+                body := convert_from(payload, 'UTF8')::jsonb;
+            EXCEPTION WHEN data_exception THEN
+                RETURN false;
+            END;
+        END IF;
+        found := CASE
+            WHEN field = 'type' THEN to_jsonb(type)
+            WHEN field = 'key' THEN to_jsonb(key)
+            WHEN field LIKE 'header.%' THEN headers -> substr(field, 8)
+            ELSE body #> string_to_array(substr(field, 9), '.') END;
+        IF NOT coalesce(found = condition -> 'equals', false)
+            AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements(condition -> 'in') v WHERE v.value = found)
+            AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(condition -> 'prefix') p
+                WHERE jsonb_typeof(found) = 'string' AND starts_with(found #>> '{}', p.value))
+        THEN
+            RETURN false;
+        END IF;
+    END LOOP;
+    RETURN true;
+END $$;
+
 -- Emits one event from any language, in the caller's own transaction, and gives its id. Everything that an emit does is
 -- done: the key is locked until the transaction ends, the event names its predecessor, and it is in all subscriptions of
 -- its topic or nowhere. Workers are woken when the transaction commits; PostgreSQL commits transactions that notify one
@@ -217,12 +252,15 @@ BEGIN
     PERFORM tramline_lock_topics(ARRAY[topic_id]);
 
     -- Read after the topic is locked: from here on, no subscription is added.
-    SELECT coalesce(array_agg(s.id), '{}'), coalesce(array_agg(CASE WHEN s.policy::jsonb ->> 'ordering' = 'key'
-        THEN topic_id * 4096 + coalesce(tramline_hash(event_key), floor(random() * topic_lanes)::bigint) % topic_lanes
+    SELECT coalesce(array_agg(s.id), '{}'), coalesce(array_agg(CASE s.policy::jsonb ->> 'ordering'
+        WHEN 'key' THEN topic_id * 4096
+            + coalesce(tramline_hash(event_key), floor(random() * topic_lanes)::bigint) % topic_lanes
+        WHEN 'subscriber' THEN 1
         ELSE 0 END), '{}')
     INTO subscriptions, lanes
     FROM tramline_subscription_topic st JOIN tramline_subscription s ON s.id = st.subscription
-    WHERE st.topic = topic_id;
+    WHERE st.topic = topic_id
+    AND tramline_passes(s.policy::jsonb -> 'filter', type, event_key, headers, payload, content_type);
 
     meta := json_build_array(json_build_array(type, event_key,
         CASE WHEN content_type = 'application/json' THEN '' ELSE coalesce(content_type, '') END,

@@ -1,0 +1,182 @@
+//! Push: how each subscription stands, what was tried, what has gathered.
+
+use super::claim::RANKS;
+use super::session::Session;
+use super::sql::{Columns, insert, join, list, text as quoted};
+use crate::error::Result;
+use crate::model::health::Health;
+use crate::model::id::SubscriptionId;
+use crate::model::time::Time;
+use crate::store::push::{attempt, health, sending, text};
+use crate::store::verbs::{
+    ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded,
+    SteerPush,
+};
+use std::collections::HashMap;
+
+/// Slices by the one index that serves all searches for work.
+const SLICES: &str = "tramline_slice s FORCE INDEX (tramline_slice_claim)";
+
+pub(super) async fn record(session: &mut Session<'_>, record: &RecordPush) -> Result<Recorded> {
+    let catalog = session.catalog.clone();
+    let push = sending(catalog.require_subscription(record.subscription)?)?;
+    let SubscriptionId(id) = record.subscription;
+    let mut health = standing(session, record.subscription).await?;
+    let mut disabled_now = false;
+    for attempt in &record.attempts {
+        disabled_now |= health.record(attempt, push, session.now);
+    }
+    write(session, record.subscription, &health);
+    let kept = record.attempts.len().saturating_sub(ATTEMPTS_KEPT);
+    let rows = record.attempts[kept..].iter().map(|attempt| format!("({id},{})", quoted(&text(attempt))));
+    let head = "INSERT INTO tramline_attempt (subscription, entry) VALUES ";
+    session.write_all(insert(head, rows, "", session.common.packet));
+    session.write(format!(
+        "DELETE FROM tramline_attempt WHERE subscription = {id} AND id <= (SELECT l.id FROM (SELECT a.id \
+         FROM tramline_attempt a WHERE a.subscription = {id} ORDER BY a.id DESC LIMIT 1 OFFSET {ATTEMPTS_KEPT}) l)"
+    ));
+    Ok(Recorded { health, disabled_now, now: session.now })
+}
+
+pub(super) async fn steer(session: &mut Session<'_>, steer: &SteerPush) -> Result<Health> {
+    sending(session.catalog.require_subscription(steer.subscription)?)?;
+    let mut health = standing(session, steer.subscription).await?;
+    let (action, reason) = steer.steer.apply(&mut health, session.now);
+    write(session, steer.subscription, &health);
+    let (id, now) = (steer.subscription.0.to_string(), session.now.0.to_string());
+    let values = [id, now, quoted(&steer.by), quoted(action), quoted(&reason)];
+    session.write(format!(
+        "INSERT INTO tramline_audit (subscription, at, `by`, action, reason) VALUES ({})",
+        join(values.into_iter())
+    ));
+    Ok(health)
+}
+
+/// How a subscription stands, locked: nodes that report at once take turns.
+async fn standing(session: &mut Session<'_>, SubscriptionId(id): SubscriptionId) -> Result<Health> {
+    session.write(format!(
+        "INSERT INTO tramline_push (subscription, state) VALUES ({id}, '{{}}') ON DUPLICATE KEY UPDATE state = state"
+    ));
+    let rows =
+        session.rows(format!("SELECT state FROM tramline_push WHERE subscription = {id} FOR UPDATE")).await?;
+    health(rows.first().map(|row| row.text(0)).transpose()?.as_deref())
+}
+
+fn write(session: &mut Session<'_>, SubscriptionId(id): SubscriptionId, health: &Health) {
+    session.write(format!(
+        "UPDATE tramline_push SET state = {} WHERE subscription = {id}",
+        quoted(&text(health))
+    ));
+}
+
+/// One look at all of them, in one round trip. Where there is no order: ready and due, or a lease that has ended, one probe of
+/// `tramline_slice_claim` for each priority. Where there is: a lane that is free and has something to give, or whose lease
+/// has ended.
+pub(super) async fn board(session: &mut Session<'_>) -> Result<Vec<PushEntry>> {
+    let catalog = session.catalog.clone();
+    let all: Vec<_> = catalog.subscriptions().iter().filter(|one| one.policy.push.is_some()).collect();
+    if all.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids = list(all.iter().map(|one| one.id.0));
+    let mut sql =
+        vec![format!("SELECT subscription, state FROM tramline_push WHERE subscription IN ({ids})")];
+    sql.extend(all.iter().map(|one| due_sql(one.id, one.policy.is_ordered())));
+    let sets = session.sets(sql).await?;
+    let mut states: HashMap<i64, String> = HashMap::new();
+    for row in &sets[0] {
+        states.insert(row.int(0)?, row.text(1)?);
+    }
+    let mut board = Vec::with_capacity(all.len());
+    for (subscription, found) in all.into_iter().zip(&sets[1..]) {
+        let health = health(states.get(&subscription.id.0).map(String::as_str))?;
+        let due = found.first().map_or(Ok(false), |row| row.flag(0))? && health.is_open(session.now);
+        board.push(PushEntry { subscription: subscription.clone(), health, due, now: session.now });
+    }
+    Ok(board)
+}
+
+fn due_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> String {
+    if !ordered {
+        return format!(
+            "SELECT EXISTS (SELECT 1 FROM {SLICES} WHERE s.subscription = {id} AND s.state IN (0, 1, 2) AND s.lane = 0 \
+             AND s.`rank` {RANKS} AND s.pos <= @tramline_now)"
+        );
+    }
+    format!(
+        "SELECT EXISTS (SELECT 1 FROM tramline_lane l WHERE l.subscription = {id} AND l.halted_until <= @tramline_now \
+         AND ((l.owner <> 0 AND l.until <= @tramline_now) OR (l.owner = 0 AND (\
+         EXISTS (SELECT 1 FROM {SLICES} WHERE s.subscription = {id} AND s.state = 0 AND s.lane = l.lane) OR \
+         EXISTS (SELECT 1 FROM {SLICES} WHERE s.subscription = {id} AND s.state = 3 AND s.lane = l.lane AND s.`rank` = 0 \
+         AND s.pos <= @tramline_now)))))"
+    )
+}
+
+/// Counts at most as many slices as there may be events in a batch: each has at least one.
+pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result<Gathered> {
+    let ordered = session.catalog.require_subscription(gather.subscription)?.policy.is_ordered();
+    let (SubscriptionId(id), limit) = (gather.subscription, gather.events);
+    let sql = if ordered {
+        // The other way round, all slices that wait would be looked at before the lanes.
+        format!(
+            "SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l STRAIGHT_JOIN {SLICES} \
+             ON s.subscription = {id} AND s.state IN (0, 3) AND s.lane = l.lane AND s.`rank` = 0 \
+             AND s.due_at <= @tramline_now WHERE l.subscription = {id} AND l.halted_until <= @tramline_now AND l.owner = 0 \
+             LIMIT {limit}"
+        )
+    } else {
+        format!(
+            "SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM {SLICES} WHERE s.subscription = {id} \
+             AND s.state = 0 AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now LIMIT {limit}"
+        )
+    };
+    let mut gathered = Gathered { now: session.now, ..Gathered::default() };
+    for row in session.rows(sql).await? {
+        gathered.add(row.int(0)?, row.int(1)?, row.flag(2)?);
+    }
+    if gathered.events == 0 {
+        gathered.next_due = next_due(session, gather.subscription, ordered).await?;
+    }
+    Ok(gathered)
+}
+
+/// When the first of what waits is due.
+async fn next_due(
+    session: &mut Session<'_>,
+    SubscriptionId(id): SubscriptionId,
+    ordered: bool,
+) -> Result<Option<Time>> {
+    let sql = if ordered {
+        format!(
+            "SELECT MIN(GREATEST(l.halted_until, (SELECT MIN(s.pos) FROM {SLICES} WHERE s.subscription = {id} \
+             AND s.state = 3 AND s.lane = l.lane AND s.`rank` = 0))) FROM tramline_lane l \
+             WHERE l.subscription = {id} AND l.owner = 0"
+        )
+    } else {
+        let first = |rank: i64| {
+            format!(
+                "SELECT MIN(s.pos) AS pos FROM {SLICES} WHERE s.subscription = {id} AND s.state = 0 AND s.lane = 0 \
+                 AND s.`rank` = {rank}"
+            )
+        };
+        let all: Vec<String> = (0..10).map(first).collect();
+        format!("SELECT MIN(f.pos) FROM ({}) f", all.join(" UNION ALL "))
+    };
+    Ok(session.rows(sql).await?.first().map_or(Ok(None), |row| row.maybe_int(0))?.map(Time))
+}
+
+pub(super) async fn attempts(
+    session: &mut Session<'_>,
+    wanted: &ListAttempts,
+) -> Result<Vec<NumberedAttempt>> {
+    session.catalog.require_subscription(wanted.subscription)?;
+    let sql = format!(
+        "SELECT id, entry FROM tramline_attempt WHERE subscription = {} AND id < {} ORDER BY id DESC LIMIT {}",
+        wanted.subscription.0, wanted.before, wanted.limit
+    );
+    let mut found = Vec::new();
+    for row in session.rows(sql).await? {
+        found.push(NumberedAttempt { number: row.int(0)?, attempt: attempt(&row.text(1)?)? });
+    }
+    Ok(found)
+}
