@@ -24,3 +24,14 @@ pub(super) fn median_us(mut samples: Vec<Duration>) -> f64 {
     samples.sort_unstable();
     samples.get(samples.len() / 2).map_or(0.0, |median| median.as_secs_f64() * 1e6)
 }
+
+/// Waits for all tasks; the first failure ends the others.
+pub(super) async fn all<T: 'static>(
+    mut tasks: tokio::task::JoinSet<Result<T, BoxError>>,
+) -> Result<Vec<T>, BoxError> {
+    let mut results = Vec::new();
+    while let Some(result) = tasks.join_next().await {
+        results.push(result??);
+    }
+    Ok(results)
+}

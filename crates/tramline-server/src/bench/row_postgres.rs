@@ -8,7 +8,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Executor, PgConnection, Row};
 use tokio::task::JoinSet;
 
-use super::row::{BoxError, RowFigures, median_us, rate};
+use super::row::{BoxError, RowFigures, all, median_us, rate};
 
 /// Rows per statement, for inserts, claims and deletes.
 const BATCH: usize = 64;
@@ -153,13 +153,4 @@ async fn measure_commits(connection: &mut PgConnection, rounds: usize) -> Result
         samples.push(start.elapsed());
     }
     Ok(median_us(samples))
-}
-
-/// Waits for all tasks; the first failure ends the others.
-async fn all<T: 'static>(mut tasks: JoinSet<Result<T, BoxError>>) -> Result<Vec<T>, BoxError> {
-    let mut results = Vec::new();
-    while let Some(result) = tasks.join_next().await {
-        results.push(result??);
-    }
-    Ok(results)
 }

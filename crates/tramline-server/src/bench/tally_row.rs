@@ -3,7 +3,7 @@
 use super::row::{BoxError, rate};
 use super::target::Target;
 use rusqlite::{Connection, TransactionBehavior};
-use sqlx::{AssertSqlSafe, Connection as _, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection as _, Executor, MySqlConnection, PgConnection};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
@@ -45,6 +45,7 @@ pub(super) async fn run(target: &Target, items: usize, callers: usize) -> Result
             tokio::task::spawn_blocking(run).await?
         }
         Target::Postgres { server, schema, .. } => postgres(server, schema, items, callers).await,
+        Target::Mysql { url, .. } => mysql(url, items, callers).await,
     }
 }
 
@@ -142,6 +143,57 @@ async fn ack_rows(
         let items: Vec<i64> = (chunk * ACK..(chunk + 1) * ACK).map(|item| item as i64).collect();
         sqlx::query(AssertSqlSafe(update.clone())).bind(items).execute(&mut connection).await?;
         sqlx::query(AssertSqlSafe(left.clone())).fetch_one(&mut connection).await?;
+    }
+    Ok(())
+}
+
+/// Every caller has a connection of its own.
+async fn mysql(url: &str, items: usize, callers: usize) -> Result<RowTally, BoxError> {
+    let mut owner = MySqlConnection::connect(url).await?;
+    let create = "CREATE TABLE items (tally BIGINT NOT NULL, item BIGINT NOT NULL, done BOOLEAN NOT NULL, \
+                  PRIMARY KEY (tally, item), KEY items_pending (tally, done)) ENGINE = InnoDB";
+    owner.execute(create).await?;
+    let start = Instant::now();
+    for first in (0..items).step_by(ADD) {
+        let rows: Vec<String> =
+            (first..(first + ADD).min(items)).map(|item| format!("(1,{item},0)")).collect();
+        let sql = format!("INSERT INTO items VALUES {}", rows.join(","));
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut owner).await?;
+    }
+    let add = start.elapsed();
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for caller in 0..callers {
+        let connection = MySqlConnection::connect(url).await?;
+        let chunks = (caller..items / ACK).step_by(callers);
+        tasks.spawn(ack_rows_on_mysql(connection, chunks));
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    let ack = start.elapsed();
+    let start = Instant::now();
+    sqlx::query("SELECT COUNT(*) FROM items WHERE tally = 1 AND done = 1").fetch_one(&mut owner).await?;
+    let get = start.elapsed();
+    let sql = "SELECT CAST(data_length + index_length AS SIGNED) FROM information_schema.tables \
+               WHERE table_schema = DATABASE() AND table_name = 'items'";
+    let bytes: i64 = sqlx::query_scalar(sql).fetch_one(&mut owner).await?;
+    owner.execute("DROP TABLE items").await?;
+    Ok(RowTally::new(items, add, ack, get, bytes.cast_unsigned()))
+}
+
+async fn ack_rows_on_mysql(
+    mut connection: MySqlConnection,
+    chunks: impl Iterator<Item = usize>,
+) -> Result<(), BoxError> {
+    for chunk in chunks {
+        let items: Vec<String> = (chunk * ACK..(chunk + 1) * ACK).map(|item| item.to_string()).collect();
+        let sql = format!(
+            "UPDATE items SET done = 1 WHERE tally = 1 AND item IN ({}) AND done = 0; \
+             SELECT EXISTS (SELECT 1 FROM items WHERE tally = 1 AND done = 0)",
+            items.join(",")
+        );
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;
     }
     Ok(())
 }

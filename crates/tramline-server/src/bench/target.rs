@@ -1,7 +1,7 @@
-//! A private place in the store that is measured: a file or a schema of its own.
+//! A private place in the store that is measured: a file, a schema or a database of its own.
 
 use super::row::BoxError;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection};
 use tramline::Tramline;
 
 /// What is measured.
@@ -18,6 +18,14 @@ pub(super) enum Target {
         /// The URL with the schema.
         url: String,
         schema: String,
+    },
+    /// A database on the server that was named.
+    Mysql {
+        /// The URL of the server.
+        server: String,
+        /// The URL with the database.
+        url: String,
+        database: String,
     },
 }
 
@@ -41,13 +49,21 @@ impl Target {
             let url = format!("{store}{sign}schema={name}");
             return Ok(Target::Postgres { server: store.to_owned(), url, schema: name });
         }
-        Err("bench measures sqlite://path and postgres://user@host/db; memory is not durable".into())
+        if store.starts_with("mysql://") || store.starts_with("mariadb://") {
+            let server =
+                store.splitn(4, '/').take(3).collect::<Vec<_>>().join("/").replacen("mariadb:", "mysql:", 1);
+            let mut connection = MySqlConnection::connect(&server).await?;
+            connection.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await?;
+            return Ok(Target::Mysql { url: format!("{server}/{name}"), server, database: name });
+        }
+        Err("bench measures sqlite://path, postgres://user@host/db and mysql://user@host/db; memory is not durable".into())
     }
 
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Target::Sqlite { .. } => "sqlite",
             Target::Postgres { .. } => "postgres",
+            Target::Mysql { .. } => "mysql",
         }
     }
 
@@ -55,7 +71,7 @@ impl Target {
     pub(super) fn tasks(&self) -> usize {
         match self {
             Target::Sqlite { .. } => 1,
-            Target::Postgres { .. } => 4,
+            Target::Postgres { .. } | Target::Mysql { .. } => 4,
         }
     }
 
@@ -65,7 +81,7 @@ impl Target {
 
     /// Where it is.
     pub(super) fn url(&self) -> &str {
-        let (Target::Sqlite { url } | Target::Postgres { url, .. }) = self;
+        let (Target::Sqlite { url } | Target::Postgres { url, .. } | Target::Mysql { url, .. }) = self;
         url
     }
 
@@ -73,7 +89,7 @@ impl Target {
     pub(super) async fn open_beside(&self, tram: &Tramline) -> Result<Tramline, BoxError> {
         match self {
             Target::Sqlite { .. } => Ok(tram.clone()),
-            Target::Postgres { .. } => self.open().await,
+            Target::Postgres { .. } | Target::Mysql { .. } => self.open().await,
         }
     }
 
@@ -84,10 +100,14 @@ impl Target {
                 let mut connection = PgConnection::connect(server).await?;
                 Ok(sqlx::query_scalar("SHOW server_version").fetch_one(&mut connection).await?)
             }
+            Target::Mysql { server, .. } => {
+                let mut connection = MySqlConnection::connect(server).await?;
+                Ok(sqlx::query_scalar("SELECT VERSION()").fetch_one(&mut connection).await?)
+            }
         }
     }
 
-    /// What the server has written so far; SQLite does not count it.
+    /// What PostgreSQL has written so far; the others do not count it so.
     pub(super) async fn writes(&self) -> Result<Option<Writes>, BoxError> {
         let Target::Postgres { server, schema, .. } = self else { return Ok(None) };
         let mut connection = PgConnection::connect(server).await?;
@@ -112,10 +132,16 @@ impl Target {
                            JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'r'";
                 Ok(sqlx::query_scalar(sql).bind(schema).fetch_one(&mut connection).await?)
             }
+            Target::Mysql { server, database, .. } => {
+                let mut connection = MySqlConnection::connect(server).await?;
+                let sql = "SELECT CAST(COALESCE(SUM(data_length + index_length), 0) AS SIGNED) \
+                           FROM information_schema.tables WHERE table_schema = ?";
+                Ok(sqlx::query_scalar(sql).bind(database).fetch_one(&mut connection).await?)
+            }
         }
     }
 
-    /// Removes the file or schema.
+    /// Removes the file, schema or database.
     pub(super) async fn remove(&self) -> Result<(), BoxError> {
         match self {
             Target::Sqlite { url } => {
@@ -127,6 +153,10 @@ impl Target {
             Target::Postgres { server, schema, .. } => {
                 let mut connection = PgConnection::connect(server).await?;
                 connection.execute(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE"))).await?;
+            }
+            Target::Mysql { server, database, .. } => {
+                let mut connection = MySqlConnection::connect(server).await?;
+                connection.execute(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {database}"))).await?;
             }
         }
         Ok(())

@@ -27,13 +27,25 @@ impl Place {
         Place { url, _directory: None }
     }
 
+    /// A new database on the test server.
+    pub(crate) async fn mysql() -> Place {
+        use sqlx::Connection;
+        let server =
+            std::env::var("TRAMLINE_TEST_MYSQL").expect("TRAMLINE_TEST_MYSQL is not set: run ./test");
+        let database = format!("serve_{:x}", tramline::Incarnation::random().0);
+        let mut connection = sqlx::MySqlConnection::connect(&server).await.unwrap();
+        let sql = sqlx::AssertSqlSafe(format!("CREATE DATABASE {database}"));
+        sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
+        Place { url: format!("{server}/{database}"), _directory: None }
+    }
+
     /// A node on it.
     pub(crate) fn node(&self) -> Node {
         Node::start(&["--store", &self.url])
     }
 }
 
-/// Makes a test on SQLite and one on PostgreSQL of each function.
+/// Makes a test on every store of each function.
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {
         mod sqlite {
@@ -46,6 +58,12 @@ macro_rules! on_every_store {
             $(#[tokio::test]
             async fn $name() {
                 super::$name(crate::stores::Place::postgres()).await;
+            })*
+        }
+        mod mysql {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::stores::Place::mysql().await).await;
             })*
         }
     };

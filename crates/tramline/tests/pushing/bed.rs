@@ -35,6 +35,11 @@ macro_rules! on_every_store {
             async fn postgres() {
                 test(Bed::open(Place::Postgres).await).await;
             }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn mysql() {
+                test(Bed::open(Place::Mysql).await).await;
+            }
         }
     )*};
 }

@@ -211,6 +211,7 @@ impl<'c> Session<'c> {
 
 /// One round trip. The server stops at the first statement that fails.
 pub(super) async fn exchange(conn: &mut MySqlConnection, sql: String, sets: &mut Vec<Rows>) -> Result<()> {
+    tracing::trace!(target: "tramline::query", "round trip");
     let mut answers = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_many(conn);
     let mut rows = Vec::new();
     while let Some(answer) = answers.try_next().await? {
