@@ -5,6 +5,7 @@ use crate::error::Result;
 use sqlx::Database;
 use sqlx::pool::{Pool, PoolConnection};
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,12 +15,13 @@ pub(crate) struct Spares<DB: Database> {
     idle: Mutex<Vec<(PoolConnection<DB>, Instant)>>,
     most: usize,
     stale: Duration,
+    is_closed: AtomicBool,
 }
 
 impl<DB: Database> Spares<DB> {
     /// At most `most` of them; those that nobody used for as long as `stale` go back to the pool, which looks after them.
     pub(crate) fn new(most: usize, stale: Duration) -> Spares<DB> {
-        Spares { idle: Mutex::default(), most, stale }
+        Spares { idle: Mutex::default(), most, stale, is_closed: AtomicBool::new(false) }
     }
 
     /// A connection: the one that was used last, or one of the pool.
@@ -41,8 +43,9 @@ impl<DB: Database> Spares<DB> {
         }
     }
 
-    /// Gives all of them back to the pool.
-    pub(crate) fn clear(&self) {
+    /// Gives all of them back to the pool, and keeps no more: a pool that closes waits for the last one.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
         self.idle().clear();
     }
 
@@ -66,7 +69,8 @@ impl<DB: Database> Hot<'_, DB> {
     /// All went well: it stays at hand.
     pub(crate) fn keep(self) {
         let mut idle = self.spares.idle();
-        if idle.len() < self.spares.most {
+        // Looked at under the lock: whoever closes has not emptied the list yet, or has said so before.
+        if idle.len() < self.spares.most && !self.spares.is_closed.load(Ordering::SeqCst) {
             idle.push((self.conn, Instant::now()));
         }
     }
@@ -104,5 +108,17 @@ mod tests {
         let other = tokio::time::timeout(Duration::from_secs(5), pool.acquire()).await;
         assert!(other.is_ok(), "it is still kept at hand");
         drop(used);
+    }
+
+    /// The story: a store was closed while a step was ending, which kept its connection at hand, and the pool waited for it for ever.
+    #[tokio::test]
+    async fn a_connection_that_comes_back_after_the_end_is_not_kept() {
+        let url = std::env::var("TRAMLINE_TEST_POSTGRES").expect("run ./test");
+        let pool = PgPoolOptions::new().max_connections(1).connect(&url).await.unwrap();
+        let spares = Spares::new(1, Duration::from_secs(60));
+        let used = spares.take(&pool).await.unwrap();
+        spares.close();
+        used.keep();
+        tokio::time::timeout(Duration::from_secs(5), pool.close()).await.expect("the pool has all connections");
     }
 }

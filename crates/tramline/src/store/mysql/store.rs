@@ -409,7 +409,7 @@ impl Store for MysqlStore {
     }
 
     async fn close(&self) {
-        self.spares.clear();
+        self.spares.close();
         self.pool.close().await;
         self.own.close().await;
     }

@@ -399,7 +399,7 @@ impl Store for PostgresStore {
     }
 
     async fn close(&self) {
-        self.spares.clear();
+        self.spares.close();
         self.pool.close().await;
         self.own.close().await;
     }
