@@ -57,6 +57,12 @@ pub(crate) fn given_up(slices: &[Slice]) -> impl Iterator<Item = (SubscriptionId
     pending.map(|slice| (slice.subscription, slice.chunk, slice.mask))
 }
 
+/// How many of these slices are taken in a line of all events, which counts them.
+pub(crate) fn taken_in_line(slices: &[Slice]) -> i64 {
+    let taken = |slice: &&Slice| slice.lane == LaneId::WHOLE && slice.state == State::Leased;
+    slices.iter().filter(taken).count() as i64
+}
+
 /// The lanes of a topic: from the first number to before the second.
 pub(crate) fn lanes_of(topic: TopicId) -> [i64; 2] {
     [LaneId::of(topic, 0).0, LaneId::of(TopicId(topic.0 + 1), 0).0]

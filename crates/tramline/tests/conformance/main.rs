@@ -27,6 +27,7 @@ macro_rules! conformance {
     };
 }
 
+mod arrival;
 mod at_most_once;
 mod backfill;
 mod bed;
@@ -35,6 +36,7 @@ mod claim;
 mod dead;
 mod deletion;
 mod emit;
+mod filters;
 mod idempotency;
 mod leases;
 mod log;

@@ -264,7 +264,8 @@ async fn expire_leases(
         }
     }
     apply(session, id, &changes).await?;
-    Ok(Ended { count, suspects: !changes.update.is_empty() })
+    let suspects = changes.update.iter().any(|slice| slice.state == State::Suspect);
+    Ok(Ended { count, suspects })
 }
 
 /// The subscriptions of these, at most once, with claims that have ended: one index probe per subscription and priority, and
