@@ -21,6 +21,7 @@ pub mod release;
 pub mod settle;
 pub mod tally;
 
+use crate::model::dropped::DropReason;
 use crate::model::id::{ChunkId, EventId, LaneId, SliceId};
 use crate::model::lane::{Lane, hash};
 use crate::model::mask::Mask;
@@ -51,6 +52,8 @@ pub struct Changes {
     pub told: Vec<(LaneId, Arc<str>, EventId)>,
     /// Events that have ended and are items of tallies.
     pub ended: Vec<(ChunkId, Mask, Ending)>,
+    /// Events that will never be seen although nobody asked for that.
+    pub dropped: Vec<(ChunkId, Mask, DropReason)>,
     /// True when events became claimable that were not before.
     pub wake: bool,
 }

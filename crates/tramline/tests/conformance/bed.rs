@@ -8,6 +8,7 @@ use tramline::model::event::Emitted;
 use tramline::store::Store;
 
 pub(crate) use tramline::error::{Kind, Result};
+pub(crate) use tramline::model::dropped::{DropReason, DropRecord};
 pub(crate) use tramline::model::event::Event;
 pub(crate) use tramline::model::id::{EventId, Incarnation, SubscriptionId, TallyId};
 pub(crate) use tramline::model::lane::{Held, Known, Share};

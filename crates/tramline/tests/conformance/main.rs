@@ -35,6 +35,7 @@ mod catalog;
 mod claim;
 mod dead;
 mod deletion;
+mod drops;
 mod emit;
 mod filters;
 mod idempotency;
@@ -45,6 +46,7 @@ mod parked;
 mod retention;
 mod rules;
 mod settle;
+mod shed;
 #[path = "../stores/mod.rs"]
 mod stores;
 mod suspects;

@@ -15,6 +15,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (7, include_str!("migrations/0007_tally.sql")),
     (8, include_str!("migrations/0008_owner.sql")),
     (9, include_str!("migrations/0009_remote.sql")),
+    (12, include_str!("migrations/0012_drop.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

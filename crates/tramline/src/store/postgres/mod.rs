@@ -13,6 +13,7 @@
 
 mod catalog;
 mod claim;
+mod drops;
 mod emit;
 mod erase;
 mod idempotency;
@@ -26,6 +27,7 @@ mod remote;
 mod rows;
 mod session;
 mod settle;
+mod shed;
 mod spare;
 mod step;
 mod store;

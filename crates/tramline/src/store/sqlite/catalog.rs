@@ -228,7 +228,7 @@ fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     erase::mark(session.conn, Deleted::Subscription(id))?;
-    for table in ["lane", "rule", "audit", "remote", "subscription_topic"] {
+    for table in ["lane", "rule", "audit", "remote", "drop", "drop_total", "subscription_topic"] {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
     }
     session.conn.execute("DELETE FROM tramline_subscription WHERE id = ?", [id.0])?;

@@ -11,6 +11,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (4, include_str!("migrations/0004_tally.sql")),
     (5, include_str!("migrations/0005_owner.sql")),
     (6, include_str!("migrations/0006_remote.sql")),
+    (9, include_str!("migrations/0009_drop.sql")),
 ];
 
 /// All migrations as SQL, to be read or run by hand.

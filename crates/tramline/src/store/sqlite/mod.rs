@@ -9,6 +9,7 @@
 
 mod catalog;
 mod claim;
+mod drops;
 mod emit;
 mod erase;
 mod look;
@@ -20,6 +21,7 @@ mod remote;
 mod rows;
 mod session;
 mod settle;
+mod shed;
 mod store;
 mod sweep;
 mod tally;

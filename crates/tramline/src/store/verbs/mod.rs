@@ -6,6 +6,7 @@ mod emit;
 mod look;
 mod mend;
 mod settle;
+mod shed;
 mod sweep;
 mod token;
 
@@ -15,5 +16,6 @@ pub use emit::{Emission, Emit};
 pub use look::{DeadEvent, Delivery, EventView, FindEvent, Head, LogPage, Page, ParkedKey, ReadLog, Stats};
 pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Which};
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
+pub use shed::{DropTotal, ListDrops, Shed, Shedded, StoreSize, Surplus};
 pub use sweep::{Beat, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
 pub use token::PutToken;
