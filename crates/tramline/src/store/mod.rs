@@ -6,6 +6,7 @@
 pub(crate) mod backfill;
 pub mod catalog;
 pub(crate) mod claimed;
+pub(crate) mod compact;
 pub(crate) mod deleted;
 pub(crate) mod drops;
 pub(crate) mod idempotency;

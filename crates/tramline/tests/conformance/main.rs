@@ -33,6 +33,7 @@ mod backfill;
 mod bed;
 mod catalog;
 mod claim;
+mod compact;
 mod dead;
 mod deletion;
 mod drops;

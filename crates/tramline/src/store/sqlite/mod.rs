@@ -9,6 +9,7 @@
 
 mod catalog;
 mod claim;
+mod compact;
 mod drops;
 mod emit;
 mod erase;
