@@ -70,9 +70,14 @@ pub(crate) fn lanes_of(topic: TopicId) -> [i64; 2] {
 
 /// How many of these chunks, of which the weights are known, one step may remove: at least one.
 pub(crate) fn within_a_step(weights: impl Iterator<Item = i64>) -> usize {
+    within(weights, STEP_BYTES)
+}
+
+/// How many of these weights, from the first on, have `most` in all, or a little more: at least one.
+pub(crate) fn within(weights: impl Iterator<Item = i64>, most: i64) -> usize {
     let mut sum = 0;
     let fits = |weight: &i64| {
-        let room = sum < STEP_BYTES;
+        let room = sum < most;
         sum += *weight;
         room
     };

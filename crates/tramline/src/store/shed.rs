@@ -4,8 +4,8 @@ use crate::model::id::{ChunkId, EventId, TopicId};
 use crate::model::mask::Mask;
 use crate::model::slice::State;
 use crate::store::catalog::Catalog;
-use crate::store::deleted::within_a_step;
-use crate::store::verbs::Surplus;
+use crate::store::deleted::{STEP_BYTES, within};
+use crate::store::verbs::{Shed, Surplus};
 use std::collections::BTreeSet;
 
 /// How many rows one step looks at: passing over what cannot go must not take long either.
@@ -33,9 +33,16 @@ pub(crate) fn end_of(chunk: i64) -> EventId {
     EventId::at(ChunkId(chunk), Mask::CAPACITY - 1)
 }
 
-impl Surplus {
-    pub(crate) fn include_pull(self) -> bool {
-        matches!(self, Surplus::Work { include_pull: true })
+impl Shed {
+    /// True if the work of workers may go too.
+    pub(crate) fn include_pull(&self) -> bool {
+        matches!(self.surplus, Surplus::Work { include_pull: true })
+    }
+
+    /// How many of these rows, of which the weights are known, go in this step.
+    pub(crate) fn fitting(&self, weights: impl Iterator<Item = i64>) -> usize {
+        let most = i64::try_from(self.bytes).unwrap_or(i64::MAX).clamp(1, STEP_BYTES);
+        within(weights, most).min(self.limit as usize)
     }
 }
 
@@ -51,14 +58,14 @@ pub(crate) struct Seen {
 
 /// Which of the chunks go, oldest first, and where the next step goes on. Of every topic `look` chunks were read, or all that
 /// it has.
-pub(crate) fn choose(mut seen: Vec<Seen>, look: i64, limit: u32) -> (Vec<Seen>, Option<EventId>) {
+pub(crate) fn choose(mut seen: Vec<Seen>, look: i64, shed: &Shed) -> (Vec<Seen>, Option<EventId>) {
     seen.sort_unstable_by_key(|seen| (seen.topic, seen.chunk));
     // Of a topic that was not read to its end there may be others from there on: what comes later has to wait.
     let cut_off = seen.chunk_by(|a, b| a.topic == b.topic).filter(|of_topic| of_topic.len() as i64 >= look);
     let border = cut_off.filter_map(|of_topic| of_topic.last()).map(|last| last.chunk).min();
     seen.sort_unstable_by_key(|seen| seen.chunk);
     seen.retain(|seen| seen.free && border.is_none_or(|border| seen.chunk <= border));
-    let fitting = within_a_step(seen.iter().map(|seen| seen.bytes)).min(limit as usize);
+    let fitting = shed.fitting(seen.iter().map(|seen| seen.bytes));
     let next = if fitting < seen.len() { Some(seen[fitting].chunk - 1) } else { border };
     seen.truncate(fitting);
     (seen, next.map(end_of))
@@ -73,7 +80,8 @@ mod tests {
     }
 
     fn chosen(seen: Vec<Seen>, look: i64, limit: u32) -> (Vec<i64>, Option<i64>) {
-        let (chosen, next) = choose(seen, look, limit);
+        let shed = Shed { surplus: Surplus::Retained, after: EventId(0), limit, bytes: 30 << 20, now: None };
+        let (chosen, next) = choose(seen, look, &shed);
         (chosen.iter().map(|seen| seen.chunk).collect(), next.map(|next| next.chunk().0))
     }
 

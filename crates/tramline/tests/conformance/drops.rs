@@ -15,7 +15,8 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 async fn drop_one(bed: &Bed) {
     let (surplus, after) = (Surplus::Work { include_pull: true }, EventId(0));
-    let went = bed.store.shed(Shed { surplus, after, limit: 1, now: bed.now() }).await.unwrap();
+    let went =
+        bed.store.shed(Shed { surplus, after, limit: 1, bytes: u64::MAX, now: bed.now() }).await.unwrap();
     assert!(went.dropped.is_some());
 }
 
@@ -97,7 +98,8 @@ async fn the_total_of_a_topic_never_changes_by_removal(bed: Bed) {
     assert_eq!(totals().await, [130, 0, 1]);
     queue.drain().await;
     let (surplus, after) = (Surplus::Retained, EventId(0));
-    let went = bed.store.shed(Shed { surplus, after, limit: 1, now: bed.now() }).await.unwrap();
+    let went =
+        bed.store.shed(Shed { surplus, after, limit: 1, bytes: u64::MAX, now: bed.now() }).await.unwrap();
     assert_eq!((went.removed, totals().await), (64, vec![130, 0, 1]));
     bed.pass(DAY * 2);
     assert_eq!(bed.sweep(None).await.chunks, 3);

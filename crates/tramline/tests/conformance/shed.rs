@@ -8,6 +8,7 @@ conformance![
     work_keeps_its_events_and_so_does_a_backfill,
     retained_events_of_all_topics_go_in_order,
     a_step_is_bounded_and_says_where_it_stopped,
+    a_step_has_its_weight,
     the_oldest_work_of_the_stalest_push_subscription_goes,
     the_work_of_workers_goes_only_if_that_is_allowed,
     what_is_claimed_or_dead_stays,
@@ -20,7 +21,7 @@ conformance![
 ];
 
 async fn step(bed: &Bed, surplus: Surplus, after: EventId, limit: u32) -> Shedded {
-    bed.store.shed(Shed { surplus, after, limit, now: bed.now() }).await.unwrap()
+    bed.store.shed(Shed { surplus, after, limit, bytes: u64::MAX, now: bed.now() }).await.unwrap()
 }
 
 async fn shed_retained(bed: &Bed) -> u64 {
@@ -102,6 +103,20 @@ async fn a_step_is_bounded_and_says_where_it_stopped(bed: Bed) {
         }
     }
     assert_eq!(removed, [4, 4, 2]);
+}
+
+async fn a_step_has_its_weight(bed: Bed) {
+    let queue = bed.queue(pushed()).await;
+    for _ in 0..10 {
+        bed.emit(Event::new(TOPIC, vec![7; 1000])).await;
+    }
+    let step = async |surplus| {
+        let shed = Shed { surplus, after: EventId(0), limit: 1000, bytes: 2500, now: bed.now() };
+        bed.store.shed(shed).await.unwrap()
+    };
+    assert_eq!(step(Surplus::Work { include_pull: false }).await.dropped, Some((queue.id, 3)));
+    assert_eq!(step(Surplus::Work { include_pull: false }).await.dropped, Some((queue.id, 3)));
+    assert_eq!(step(Surplus::Retained).await.removed, 3);
 }
 
 async fn the_oldest_work_of_the_stalest_push_subscription_goes(bed: Bed) {

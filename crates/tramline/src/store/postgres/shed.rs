@@ -38,7 +38,7 @@ pub(super) async fn retained(session: &mut Session<'_>, shed: &Shed) -> Result<S
         Ok(Seen { chunk, topic: TopicId(row.try_get(1)?), bytes, free })
     };
     let seen = session.all(query).await?.iter().map(read).collect::<Result<_>>()?;
-    let (chosen, next) = choose(seen, look, shed.limit);
+    let (chosen, next) = choose(seen, look, shed);
     // What somebody resends just now is locked, and stays.
     let sql = "SELECT c.chunk FROM tramline_chunk c WHERE c.chunk = ANY($1) ORDER BY c.chunk FOR UPDATE SKIP LOCKED";
     let query = session.query(sql).bind(chosen.iter().map(|seen| seen.chunk).collect::<Vec<i64>>());
@@ -67,7 +67,7 @@ pub(super) async fn oldest_work(
                SELECT (SELECT one.subscription FROM one), ARRAY(SELECT DISTINCT open.chunk FROM open, one \
                    WHERE open.subscription = one.subscription ORDER BY open.chunk LIMIT $5), \
                    (SELECT CASE WHEN count(*) >= $2 THEN max(seen.chunk) END FROM seen)";
-    let losers = losers(&session.catalog, shed.surplus.include_pull());
+    let losers = losers(&session.catalog, shed.include_pull());
     let query = session
         .query(sql)
         .bind(shed.after.chunk().0)
@@ -82,11 +82,12 @@ pub(super) async fn oldest_work(
 }
 
 /// Drops what is still unclaimed of it, under the locks of its lanes.
-pub(super) async fn drop_work(session: &mut Session<'_>, doomed: &Doomed) -> Result<Shedded> {
+pub(super) async fn drop_work(session: &mut Session<'_>, doomed: &Doomed, shed: &Shed) -> Result<Shedded> {
     session.catalog.require_subscription(doomed.subscription)?;
     let mut bench = Bench::lay(session, doomed.subscription, &doomed.chunks, &UNCLAIMED).await?;
+    let fitting = shed.fitting(bench.slices.iter().map(|slice| i64::from(slice.bytes)));
     let mut events = 0;
-    for slice in &bench.slices {
+    for slice in &bench.slices[..fitting] {
         events += u64::from(slice.mask.count());
         mend::shed(slice, bench.views.get_mut(&slice.lane), &mut bench.changes);
     }

@@ -380,7 +380,9 @@ impl Store for PostgresStore {
         })?;
         let Some(doomed) = doomed else { return Ok(Shedded { next, ..Shedded::default() }) };
         let begin = Begin::writing(shed.now, doomed.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| shed::drop_work(session, &doomed))
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| shed::drop_work(
+            session, &doomed, &shed
+        ))
     }
 
     async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {

@@ -32,7 +32,7 @@ fn retained(session: &Session<'_>, shed: &Shed) -> Result<Shedded> {
     for topic in topics {
         seen.extend(seen_of(session.conn, topic.id, shed.after.chunk().0, look)?);
     }
-    let (chosen, next) = choose(seen, look, shed.limit);
+    let (chosen, next) = choose(seen, look, shed);
     let chunks: Vec<i64> = chosen.iter().map(|seen| seen.chunk).collect();
     let (_, removed) = remove_chunks(session.conn, &chunks)?;
     Ok(Shedded { removed, next, ..Shedded::default() })
@@ -60,7 +60,9 @@ fn work(session: &Session<'_>, shed: &Shed) -> Result<Shedded> {
         states.join(", ")
     );
     let (mut events, mut wake) = (0, false);
-    for slice in slices(session.conn, &filter, &[first, last, id, i64::from(shed.limit)])? {
+    let mut found = slices(session.conn, &filter, &[first, last, id, i64::from(shed.limit)])?;
+    found.truncate(shed.fitting(found.iter().map(|slice| i64::from(slice.bytes))));
+    for slice in found {
         events += u64::from(slice.mask.count());
         wake |= change(session, &slice, |view, changes| mend::shed(&slice, view, changes))?;
     }
@@ -79,7 +81,7 @@ struct Window {
 
 /// The subscription that is furthest behind is the one with the first slice. Uses the primary key `(chunk, id)`.
 fn look(session: &Session<'_>, shed: &Shed) -> Result<Window> {
-    let losers = losers(&session.catalog, shed.surplus.include_pull());
+    let losers = losers(&session.catalog, shed.include_pull());
     let sql =
         "SELECT chunk, subscription, state FROM tramline_slice WHERE chunk > ? ORDER BY chunk, id LIMIT ?";
     let mut statement = session.conn.prepare_cached(sql)?;

@@ -20,6 +20,8 @@ pub struct Shed {
     pub after: EventId,
     /// How many rows go at most.
     pub limit: u32,
+    /// Not much more than this goes; at least one row whatever it weighs.
+    pub bytes: u64,
     /// Test time.
     pub now: Option<Time>,
 }
