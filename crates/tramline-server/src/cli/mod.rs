@@ -5,13 +5,14 @@
 //! - `emit`, `bulk`: events in; `tail`, `sse`: events out
 //! - `work`: a command for each event
 //! - `tally`: fan-outs that are tracked to completion
-//! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
+//! - `list`, `stats`, `drops`: what there is, and what is gone; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
 
 mod bulk;
 mod client;
 mod control;
 mod dead;
+mod drops;
 mod emit;
 mod failure;
 mod list;
@@ -80,6 +81,9 @@ pub(crate) enum Command {
     /// List or release the parked keys of a subscription
     #[command(after_help = help(parked::EXAMPLES))]
     Parked(Client<parked::Args>),
+    /// Show what was dropped because the store was full, or newer events stand for it
+    #[command(after_help = help(drops::EXAMPLES))]
+    Drops(Client<drops::Args>),
     /// Open, fill, ack and watch tallies: fan-outs that are tracked to completion
     #[command(after_help = help(tally::EXAMPLES))]
     Tally(Client<tally::Args>),
@@ -139,6 +143,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Unblock(it) => control::remove(cx(&it)?, "unblock", it.args).await,
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
+        Command::Drops(it) => drops::run(cx(&it)?, it.args).await,
         Command::Tally(it) => tally::run(cx(&it)?, it.args).await,
         Command::Token(it) => token::run(cx(&it)?, it.args).await,
         Command::Completions { shell } => completions(shell),

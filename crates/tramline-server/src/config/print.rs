@@ -83,6 +83,7 @@ mod tests {
             tls_key: Some("x".into()),
             root_token: Some("long enough".into()),
             address_file: Some("x".into()),
+            store_limit_bytes: Some(1 << 30),
             ..Settings::default().resolve().unwrap()
         };
         let printed = all.render().unwrap();

@@ -84,6 +84,12 @@ pub(crate) struct Settings {
     /// How long a tally is kept that was sealed or has ended and to which nothing happens, in milliseconds
     #[arg(long, env = "TRAMLINE_KEEP_SEALED_TALLIES_MS")]
     keep_sealed_tallies_ms: Option<u64>,
+    /// How much the store may hold, in bytes; close to it, what it can do without goes, oldest first
+    #[arg(long, env = "TRAMLINE_STORE_LIMIT_BYTES")]
+    store_limit_bytes: Option<u64>,
+    /// Whether a full store may drop the oldest work of pull subscriptions too
+    #[arg(long, env = "TRAMLINE_SHED_PULL", value_enum)]
+    shed_pull: Option<Switch>,
     /// Serve Carlyle's API too, under /api/v1/batch
     #[arg(long, env = "TRAMLINE_CARLYLE", value_enum)]
     carlyle: Option<Switch>,
@@ -142,6 +148,8 @@ impl Settings {
             drain_ms: self.drain_ms.or(other.drain_ms),
             keep_open_tallies_ms: self.keep_open_tallies_ms.or(other.keep_open_tallies_ms),
             keep_sealed_tallies_ms: self.keep_sealed_tallies_ms.or(other.keep_sealed_tallies_ms),
+            store_limit_bytes: self.store_limit_bytes.or(other.store_limit_bytes),
+            shed_pull: self.shed_pull.or(other.shed_pull),
             carlyle: self.carlyle.or(other.carlyle),
             log: self.log.or(other.log),
             log_format: self.log_format.or(other.log_format),
@@ -171,6 +179,8 @@ impl Settings {
             drain_ms: self.drain_ms.unwrap_or(28_000),
             keep_open_tallies_ms: self.keep_open_tallies_ms.unwrap_or(WEEK_MS),
             keep_sealed_tallies_ms: self.keep_sealed_tallies_ms.unwrap_or(WEEK_MS),
+            store_limit_bytes: self.store_limit_bytes,
+            shed_pull: self.shed_pull.unwrap_or(Switch::Off),
             carlyle: self.carlyle.unwrap_or_default(),
             log: self.log.unwrap_or_else(|| "info".into()),
             log_format: self.log_format.unwrap_or_default(),
@@ -197,6 +207,7 @@ mod tests {
             "max_requests = 0",
             "root_token = 'short'",
             "keep_open_tallies_ms = 1",
+            "store_limit_bytes = 1000",
         ] {
             assert!(settings(bad).unwrap().resolve().is_err(), "{bad}");
         }

@@ -9,8 +9,8 @@ use crate::http::limits::Door;
 use crate::http::params::Name;
 use crate::http::problem::Problem;
 use crate::http::{
-    claims, control, dead, emit, events, health, limits, metrics, openapi, settle, stats, subscriptions,
-    tallies, tokens, topics,
+    claims, control, dead, drops, emit, events, health, limits, metrics, openapi, settle, stats,
+    subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
 use axum::body::Body;
@@ -76,6 +76,7 @@ fn guarded() -> Routes {
         .add::<dead::__path_parked, _, _>(dead::parked)
         .add::<dead::__path_release_parked, _, _>(dead::release_parked)
         .add::<dead::__path_resend, _, _>(dead::resend)
+        .add::<drops::__path_drops, _, _>(drops::drops)
         .add::<tallies::open::__path_open, _, _>(tallies::open::open)
         .add::<tallies::look::__path_list, _, _>(tallies::look::list)
         .add::<tallies::ack_many::__path_ack_many, _, _>(tallies::ack_many::ack_many)

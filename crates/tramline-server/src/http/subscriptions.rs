@@ -57,6 +57,8 @@ pub(crate) struct SubscriptionIn {
     #[serde(default, deserialize_with = "or_null")]
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 10000)]
     claim_size: Option<Option<u32>>,
+    /// Whether older events of a key give way to the newest, as long as nobody has claimed them
+    compact: Option<bool>,
     /// Where it starts in topics that are new to it: `beginning`, `now` or a time
     #[schema(value_type = Option<schema::Start>)]
     start: Option<String>,
@@ -135,6 +137,7 @@ pub(crate) struct SubscriptionOut {
     lease_ms: u64,
     time_limit_ms: Option<u64>,
     claim_size: u32,
+    compact: bool,
     created_at: When,
     counts: Counts,
     /// Since when the oldest ready event could have run
@@ -215,6 +218,7 @@ impl SubscriptionIn {
             lease: self.lease_ms.map_or(old.lease, |lease| lease.map(Duration::from_millis)),
             time_limit: limit.unwrap_or(old.time_limit),
             claim_size: self.claim_size.unwrap_or(old.claim_size),
+            compact: self.compact.unwrap_or(old.compact),
             filter: old.filter,
             push: old.push,
         })
@@ -253,6 +257,7 @@ async fn told(app: &App, subscription: &Subscription) -> Answer<SubscriptionOut>
         lease_ms: millis(policy.lease.unwrap_or(crate::http::claims::LEASE)),
         time_limit_ms: policy.time_limit.map(millis),
         claim_size: policy.claim_size(),
+        compact: policy.compact,
         created_at: When(subscription.created_at),
         counts: stats.counts,
         oldest_ready_at: stats.oldest_ready_at.map(When),
