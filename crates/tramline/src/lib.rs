@@ -38,6 +38,7 @@ pub use engine::tally::Tallies;
 pub use engine::tramline::{Housekeeping, Tramline};
 pub use engine::worker::Worker;
 pub use error::{Error, Kind, Result};
+pub use model::dropped::{DropReason, DropRecord};
 pub use model::event::{Emitted, Event, Headers, StoredEvent};
 pub use model::filter::Filter;
 pub use model::health::{Attempt, Disabled, Health, Verdict};

@@ -31,6 +31,7 @@ pub(crate) struct Event {
 const TOPIC: &[Column] = &[
     ("TOPIC", |topic| cell(&topic["name"])),
     ("LANES", |topic| cell(&topic["lanes"])),
+    ("EVENTS", |topic| cell(&topic["events"])),
     ("RETENTION", |topic| duration(&topic["retention_ms"])),
     ("OWNER", |topic| cell(&topic["owner"])),
     ("CREATED", |topic| cell(&topic["created_at"])),

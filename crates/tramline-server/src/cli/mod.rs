@@ -7,13 +7,14 @@
 //! - `listen`: a receiver of pushes, for development
 //! - `push`: subscriptions whose events are sent to a callback
 //! - `tally`: fan-outs that are tracked to completion
-//! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
+//! - `list`, `stats`, `drops`: what there is, and what is gone; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
 
 mod bulk;
 mod client;
 mod control;
 mod dead;
+mod drops;
 mod emit;
 mod failure;
 mod list;
@@ -84,6 +85,9 @@ pub(crate) enum Command {
     /// List or release the parked keys of a subscription
     #[command(after_help = help(parked::EXAMPLES))]
     Parked(Client<parked::Args>),
+    /// Show what was dropped because the store was full, or newer events stand for it
+    #[command(after_help = help(drops::EXAMPLES))]
+    Drops(Client<drops::Args>),
     /// Open, fill, ack and watch tallies: fan-outs that are tracked to completion
     #[command(after_help = help(tally::EXAMPLES))]
     Tally(Client<tally::Args>),
@@ -149,6 +153,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Unblock(it) => control::remove(cx(&it)?, "unblock", it.args).await,
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
+        Command::Drops(it) => drops::run(cx(&it)?, it.args).await,
         Command::Tally(it) => tally::run(cx(&it)?, it.args).await,
         Command::Push(it) => push::run(cx(&it)?, it.args).await,
         Command::Listen(args) => listen::run(args).await,

@@ -27,14 +27,14 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Whether something is served.
+/// Whether something is served, or allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Switch {
     /// It is.
     #[default]
     On,
-    /// It is not: its paths do not exist.
+    /// It is not.
     Off,
 }
 
@@ -68,6 +68,8 @@ pub(crate) struct Config {
     pub(crate) push_insecure_tls: Switch,
     pub(crate) push_proxy: Option<String>,
     pub(crate) push_requests: usize,
+    pub(crate) store_limit_bytes: Option<u64>,
+    pub(crate) shed_pull: Switch,
     pub(crate) carlyle: Switch,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
@@ -79,6 +81,9 @@ const SHORTEST_SECRET: usize = 8;
 const SHORTEST_KEEPING_MS: u64 = 60_000;
 /// A hundred years.
 const LONGEST_KEEPING_MS: u64 = 100 * 366 * 24 * 3600 * 1000;
+
+/// An empty store takes a few megabytes already.
+const SMALLEST_STORE: u64 = 16 << 20;
 
 impl Config {
     /// Every setting as it is when nobody says anything.
@@ -142,6 +147,9 @@ impl Config {
             return Err(
                 "tallies are kept for too short or too long: use one minute to a hundred years".into()
             );
+        }
+        if self.store_limit_bytes.is_some_and(|bytes| bytes < SMALLEST_STORE) {
+            return Err("store_limit_bytes is out of range: use at least 16777216 bytes (16 MiB)".into());
         }
         Ok(())
     }

@@ -99,6 +99,7 @@ mod tests {
             secret_key: Some("hidden".into()),
             push_proxy: Some("x".into()),
             address_file: Some("x".into()),
+            store_limit_bytes: Some(1 << 30),
             ..Settings::default().resolve().unwrap()
         };
         let printed = all.render().unwrap();

@@ -105,6 +105,12 @@ pub(crate) struct Settings {
     /// How many requests push has under way at most, over all subscriptions
     #[arg(long, env = "TRAMLINE_PUSH_REQUESTS")]
     push_requests: Option<usize>,
+    /// How much the store may hold, in bytes; close to it, what it can do without goes, oldest first
+    #[arg(long, env = "TRAMLINE_STORE_LIMIT_BYTES")]
+    store_limit_bytes: Option<u64>,
+    /// Whether a full store may drop the oldest work of pull subscriptions too
+    #[arg(long, env = "TRAMLINE_SHED_PULL", value_enum)]
+    shed_pull: Option<Switch>,
     /// Serve Carlyle's API too, under /api/v1/batch
     #[arg(long, env = "TRAMLINE_CARLYLE", value_enum)]
     carlyle: Option<Switch>,
@@ -171,6 +177,8 @@ impl Settings {
             push_insecure_tls: self.push_insecure_tls.or(other.push_insecure_tls),
             push_proxy: self.push_proxy.or(other.push_proxy),
             push_requests: self.push_requests.or(other.push_requests),
+            store_limit_bytes: self.store_limit_bytes.or(other.store_limit_bytes),
+            shed_pull: self.shed_pull.or(other.shed_pull),
             carlyle: self.carlyle.or(other.carlyle),
             log: self.log.or(other.log),
             log_format: self.log_format.or(other.log_format),
@@ -206,6 +214,8 @@ impl Settings {
             push_insecure_tls: self.push_insecure_tls.unwrap_or(Switch::Off),
             push_proxy: self.push_proxy,
             push_requests: self.push_requests.unwrap_or(1_024),
+            store_limit_bytes: self.store_limit_bytes,
+            shed_pull: self.shed_pull.unwrap_or(Switch::Off),
             carlyle: self.carlyle.unwrap_or_default(),
             log: self.log.unwrap_or_else(|| "info".into()),
             log_format: self.log_format.unwrap_or_default(),
@@ -235,6 +245,7 @@ mod tests {
             "push_allow = ['10.0.0.0/33']",
             "push_requests = 0",
             "keep_open_tallies_ms = 1",
+            "store_limit_bytes = 1000",
         ] {
             assert!(settings(bad).unwrap().resolve().is_err(), "{bad}");
         }

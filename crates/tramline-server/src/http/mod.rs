@@ -6,7 +6,7 @@
 //! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
 //! - [`tallies`]: fan-outs that are tracked to completion
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
-//! - [`stats`], [`metrics`], [`timed`], [`health`]: figures
+//! - [`stats`], [`drops`], [`metrics`], [`timed`], [`health`]: figures, and what is gone
 //! - [`tokens`]: who may do what
 //! - [`body`], [`params`], [`json`], [`problem`]: how requests are read and answers written
 
@@ -17,6 +17,7 @@ pub(crate) mod caller;
 mod claims;
 mod control;
 mod dead;
+mod drops;
 mod emit;
 mod events;
 mod follow;

@@ -5,7 +5,7 @@ use crate::http::control::Act;
 use crate::http::json::json_response;
 use crate::http::problem::Told;
 use crate::http::{
-    claims, control, dead, emit, events, health, metrics, push, schema, settle, stats, subscriptions,
+    claims, control, dead, drops, emit, events, health, metrics, push, schema, settle, stats, subscriptions,
     tallies, tokens, topics,
 };
 use axum::Router;
@@ -57,6 +57,7 @@ use utoipa::{OpenApi as _, PartialSchema, ToSchema};
         push::attempts::list,
         push::secrets::add,
         push::secrets::remove,
+        drops::drops,
         tallies::open::open,
         tallies::look::list,
         tallies::ack_many::ack_many,

@@ -9,7 +9,7 @@ use crate::http::limits::Door;
 use crate::http::params::Name;
 use crate::http::problem::Problem;
 use crate::http::{
-    claims, control, dead, emit, events, health, limits, metrics, openapi, push, settle, stats,
+    claims, control, dead, drops, emit, events, health, limits, metrics, openapi, push, settle, stats,
     subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
@@ -82,6 +82,7 @@ fn guarded() -> Routes {
         .add::<push::attempts::__path_list, _, _>(push::attempts::list)
         .add::<push::secrets::__path_add, _, _>(push::secrets::add)
         .add::<push::secrets::__path_remove, _, _>(push::secrets::remove)
+        .add::<drops::__path_drops, _, _>(drops::drops)
         .add::<tallies::open::__path_open, _, _>(tallies::open::open)
         .add::<tallies::look::__path_list, _, _>(tallies::look::list)
         .add::<tallies::ack_many::__path_ack_many, _, _>(tallies::ack_many::ack_many)

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
-    Added, AuditEntry, EventId, Health, Kind, Result, Store, Subscription, SubscriptionId, Tally, Time,
-    Token, Topic,
+    Added, AuditEntry, DropRecord, EventId, Health, Kind, Result, Store, Subscription, SubscriptionId, Tally,
+    Time, Token, Topic, TopicId,
 };
 
 /// Passes everything on, and takes the time.
@@ -49,6 +49,9 @@ impl Store for Timed {
     }
     async fn topics(&self) -> Result<Vec<Topic>> {
         self.time("topics", self.store.topics()).await
+    }
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>> {
+        self.time("topic_totals", self.store.topic_totals()).await
     }
     async fn delete_topic(&self, name: &str) -> Result<()> {
         self.time("delete_topic", self.store.delete_topic(name)).await
@@ -202,6 +205,18 @@ impl Store for Timed {
     }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.time("sweep", self.store.sweep(sweep)).await
+    }
+    async fn size(&self) -> Result<StoreSize> {
+        self.time("size", self.store.size()).await
+    }
+    async fn shed(&self, shed: Shed) -> Result<Shedded> {
+        self.time("shed", self.store.shed(shed)).await
+    }
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
+        self.time("drops", self.store.drops(list)).await
+    }
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>> {
+        self.time("drop_totals", self.store.drop_totals()).await
     }
     async fn now(&self) -> Result<Time> {
         self.time("now", self.store.now()).await

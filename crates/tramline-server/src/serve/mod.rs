@@ -10,7 +10,7 @@ mod stall;
 mod tls;
 
 use crate::bench::BoxError;
-use crate::config::{Config, without_password};
+use crate::config::{Config, Switch, without_password};
 use crate::http::access::Access;
 use crate::http::app::{App, Shared};
 use crate::http::metrics::Metrics;
@@ -120,6 +120,9 @@ async fn open(config: &Config, metrics: Arc<Metrics>) -> Result<Tramline, BoxErr
             Duration::from_millis(config.keep_sealed_tallies_ms),
         )
         .watch_store(move |store| Arc::new(Timed::new(store, metrics.clone())));
+    if let Some(bytes) = config.store_limit_bytes {
+        options = options.store_limit(bytes).shed_pull(config.shed_pull == Switch::On);
+    }
     if let Some(url) = &config.store_listen_url {
         options = options.listen_url(url);
     }

@@ -39,6 +39,7 @@ pub mod remote;
 mod run;
 mod runner;
 mod settle;
+mod shed;
 pub mod shutdown;
 mod sweep;
 pub mod tally;

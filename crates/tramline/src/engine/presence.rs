@@ -3,6 +3,7 @@
 use crate::engine::clock::Clock;
 use crate::engine::courier::Courier;
 use crate::engine::options::Kept;
+use crate::engine::shed::Ceiling;
 use crate::engine::sweep;
 use crate::error::{Error, Kind, Result};
 use crate::model::id::{Incarnation, SubscriptionId};
@@ -59,11 +60,12 @@ pub(crate) struct Identity {
     pub(crate) every: Duration,
 }
 
-/// What sweeps need to look after tallies.
+/// What sweeps need to look after tallies, and how full the store may be.
 #[derive(Debug)]
 pub(crate) struct Care {
     pub(crate) courier: Arc<Courier>,
     pub(crate) kept: Kept,
+    pub(crate) ceiling: Ceiling,
 }
 
 impl Presence {

@@ -90,7 +90,7 @@ impl Tramline {
         let name = options.name.unwrap_or_else(|| format!("{}-{:x}", std::process::id(), incarnation.0));
         let who = Identity { incarnation, name, every: options.heartbeat };
         let courier = Courier::new(store.clone(), clock.clone(), wake.clone());
-        let care = Care { courier: courier.clone(), kept: options.tallies_kept };
+        let care = Care { courier: courier.clone(), kept: options.tallies_kept, ceiling: options.ceiling };
         let inner = Inner {
             buffer: Buffer::new(emitter.clone(), clock.clone(), hooks.clone(), options.buffer),
             presence: Presence::new(store.clone(), clock.clone(), wake.clone(), who, care),

@@ -4,6 +4,7 @@
 //! - [`mask`], [`mod@slice`], [`status`]: what is left to do of a chunk, and what users are told
 //! - [`subscription`], [`filter`], [`retry`], [`rule`]: who consumes, which events, how failures are repeated, what stops it
 //! - [`push`], [`health`]: how events are sent to a callback, and how that goes
+//! - [`dropped`]: what a subscription will never see
 //! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
 //! - [`resequencer`]: the consumer's side of the order
 //! - [`id`], [`name`], [`pattern`], [`time`]: numbers, names and points in time
@@ -11,6 +12,7 @@
 //! - [`token`]: who may do what over the network
 
 pub mod chunk;
+pub mod dropped;
 pub mod event;
 pub mod filter;
 pub mod health;

@@ -124,9 +124,17 @@ pub struct Policy {
     /// Which events of its topics it gets; from the next emit on.
     #[serde(skip_serializing_if = "Filter::is_empty")]
     pub filter: Filter,
+    /// True if older events of a key give way to the newest one, as long as nobody has claimed them.
+    #[serde(skip_serializing_if = "is_false")]
+    pub compact: bool,
     /// How events are sent to a callback. `None`: workers claim. That never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub push: Option<Push>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Whether events of one key run one after the other.

@@ -6,10 +6,13 @@
 pub(crate) mod backfill;
 pub mod catalog;
 pub(crate) mod claimed;
+pub(crate) mod compact;
 pub(crate) mod deleted;
+pub(crate) mod drops;
 pub(crate) mod idempotency;
 pub mod postgres;
 pub(crate) mod push;
+pub(crate) mod shed;
 pub mod sqlite;
 pub(crate) mod tally;
 pub(crate) mod token;
@@ -17,8 +20,9 @@ pub mod verbs;
 pub mod verbs_tally;
 
 use crate::error::{Error, Result};
+use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
-use crate::model::id::{EventId, SubscriptionId};
+use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
@@ -98,6 +102,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn put_topic(&self, put: PutTopic) -> Result<Topic>;
     /// All topics, by name.
     async fn topics(&self) -> Result<Vec<Topic>>;
+    /// How many events were ever emitted to each topic, by its number.
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>>;
     /// Deletes a topic with its events. `Conflict` while a subscription consumes it. It is gone at once; what it took up is free
     /// after some sweeps.
     async fn delete_topic(&self, name: &str) -> Result<()>;
@@ -212,6 +218,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>>;
     /// Housekeeping: retention, expired entries, dead workers, claims that ended at most once, what was deleted.
     async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
+    /// How much the store holds.
+    async fn size(&self) -> Result<StoreSize>;
+    /// Makes room in a full store, step by step. What is lost by it is recorded.
+    async fn shed(&self, shed: Shed) -> Result<Shedded>;
+    /// Records of what subscriptions will never see although nobody asked for that.
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>>;
+    /// How many events that were, ever.
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>>;
     /// The store's time.
     async fn now(&self) -> Result<Time>;
     /// Writes, durably, what nobody reads: whether a store can be written is known only by trying. `Unavailable`.

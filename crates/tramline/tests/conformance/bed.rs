@@ -8,11 +8,13 @@ use tramline::model::event::Emitted;
 use tramline::store::Store;
 
 pub(crate) use tramline::error::{Kind, Result};
+pub(crate) use tramline::model::dropped::{DropReason, DropRecord};
 pub(crate) use tramline::model::event::Event;
 pub(crate) use tramline::model::id::{EventId, Incarnation, SubscriptionId, TallyId};
 pub(crate) use tramline::model::lane::{Held, Known, Share};
 pub(crate) use tramline::model::lease::Lease;
 pub(crate) use tramline::model::outcome::Outcome;
+pub(crate) use tramline::model::push::Push;
 pub(crate) use tramline::model::retry::Retry;
 pub(crate) use tramline::model::rule::RuleKind;
 pub(crate) use tramline::model::status::{Counts, Status};
@@ -503,6 +505,17 @@ pub(crate) fn ordered() -> Policy {
 /// Ordered by key; the first failure is the last one.
 pub(crate) fn ordered_or(on_exhausted: OnExhausted) -> Policy {
     Policy { retry: Retry::never(), on_exhausted, ..ordered() }
+}
+
+/// Sent to a callback, without order: two retries, a minute apart.
+pub(crate) fn pushed() -> Policy {
+    let push = Some(Push::to("https://example.org/hook"));
+    Policy { push, retry: Retry::constant(3, seconds(60)), ..Policy::default() }
+}
+
+/// The same in the order of arrival.
+pub(crate) fn arrival() -> Policy {
+    Policy { ordering: Ordering::Subscriber, ..pushed() }
 }
 
 pub(crate) fn at_most_once() -> Policy {

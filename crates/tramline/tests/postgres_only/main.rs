@@ -3,6 +3,7 @@
 
 mod bed;
 mod claims;
+mod filters;
 mod locks;
 mod opening;
 mod plain_sql;

@@ -19,8 +19,8 @@ use tramline::model::token::Token;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
-    Added, Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown, SqliteStore, Store,
-    Subscription, SubscriptionId, Tally, Time, Topic, Tramline,
+    Added, Clock, DropRecord, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown,
+    SqliteStore, Store, Subscription, SubscriptionId, Tally, Time, Topic, TopicId, Tramline,
 };
 
 /// Where manual clocks start.
@@ -197,6 +197,9 @@ impl Store for Disturbed {
     async fn topics(&self) -> Result<Vec<Topic>> {
         self.inner.topics().await
     }
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>> {
+        self.inner.topic_totals().await
+    }
     async fn delete_topic(&self, name: &str) -> Result<()> {
         self.inner.delete_topic(name).await
     }
@@ -349,6 +352,18 @@ impl Store for Disturbed {
     }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.inner.sweep(sweep).await
+    }
+    async fn size(&self) -> Result<StoreSize> {
+        self.inner.size().await
+    }
+    async fn shed(&self, shed: Shed) -> Result<Shedded> {
+        self.inner.shed(shed).await
+    }
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
+        self.inner.drops(list).await
+    }
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>> {
+        self.inner.drop_totals().await
     }
     async fn now(&self) -> Result<Time> {
         self.inner.now().await

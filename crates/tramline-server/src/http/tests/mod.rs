@@ -2,6 +2,7 @@
 
 mod bed;
 mod carlyle;
+mod drops;
 mod emitting;
 mod figures;
 mod following;

@@ -13,6 +13,7 @@ const CONTRACT: &[&str] = &[
     "GET /health/live",
     "GET /health/ready",
     "GET /metrics",
+    "GET /v1/drops",
     "GET /v1/events/{id}",
     "POST /v1/events/{id}/cancel",
     "GET /v1/stats",

@@ -271,6 +271,8 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
         "DELETE FROM tramline_remote WHERE subscription = $1",
         "DELETE FROM tramline_push WHERE subscription = $1",
         "DELETE FROM tramline_attempt WHERE subscription = $1",
+        "DELETE FROM tramline_drop WHERE subscription = $1",
+        "DELETE FROM tramline_drop_total WHERE subscription = $1",
         "DELETE FROM tramline_subscription_topic WHERE subscription = $1",
         "DELETE FROM tramline_subscription WHERE id = $1",
     ] {

@@ -13,6 +13,8 @@
 
 mod catalog;
 mod claim;
+mod compact;
+mod drops;
 mod emit;
 mod erase;
 mod idempotency;
@@ -27,6 +29,7 @@ mod remote;
 mod rows;
 mod session;
 mod settle;
+mod shed;
 mod spare;
 mod step;
 mod store;

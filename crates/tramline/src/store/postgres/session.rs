@@ -1,13 +1,15 @@
 //! What every step inside a transaction needs: the connection, the time, the catalogue, and SQL with the schema in it.
 
-use super::catalog;
 use super::tally::ack::events_ended;
+use super::{catalog, drops};
 use crate::error::Result;
+use crate::model::dropped::DropReason;
 use crate::model::id::{ChunkId, SubscriptionId, TallyId};
 use crate::model::mask::Mask;
 use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
+use crate::store::drops::Drops;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row};
 use std::collections::HashMap;
@@ -146,6 +148,8 @@ pub(super) struct Session<'c> {
     pub(super) catalog: Arc<Catalog>,
     /// What ended in this step and may be items of tallies.
     ended: Vec<Ended>,
+    /// What subscriptions will never see because of this step.
+    drops: Drops,
 }
 
 /// Events of one chunk that have ended in a subscription.
@@ -184,7 +188,7 @@ impl<'c> Session<'c> {
             catalog = Arc::new(catalog::load(conn, texts).await?);
             cache.set(catalog.clone());
         }
-        Ok(Session { conn, texts, now, catalog, ended: Vec::new() })
+        Ok(Session { conn, texts, now, catalog, ended: Vec::new(), drops: Drops::default() })
     }
 
     /// Remembers that events have ended which may be items of tallies.
@@ -192,9 +196,16 @@ impl<'c> Session<'c> {
         self.ended.extend(ended);
     }
 
-    /// Ends the items of tallies whose events have ended, all at once and after everything else: parts of tallies are locked
-    /// after lanes and slices. Gives the tallies that have news. Every step ends with this.
+    /// Remembers that a subscription will never see events.
+    pub(super) fn drop(&mut self, by: SubscriptionId, dropped: &[(ChunkId, Mask, DropReason)]) {
+        dropped.iter().for_each(|&(chunk, mask, reason)| self.drops.add(by, reason, chunk, mask));
+    }
+
+    /// Writes down what was dropped, and ends the items of tallies whose events have ended, all at once and after everything
+    /// else: parts of tallies are locked after lanes and slices. Gives the tallies that have news. Every step ends with this.
     pub(super) async fn finish(&mut self) -> Result<Vec<TallyId>> {
+        let drops = std::mem::take(&mut self.drops);
+        drops::record(self, drops).await?;
         let ended = std::mem::take(&mut self.ended);
         if ended.is_empty() { Ok(Vec::new()) } else { events_ended(self, &ended).await }
     }

@@ -3,10 +3,13 @@
 use super::claim::Due;
 use super::session::Begin;
 use super::step::{Tries, step};
-use super::{PostgresStore, catalog, claim, look, mend, push, remote, settle, sweep, tally, token};
+use super::{
+    PostgresStore, catalog, claim, drops, look, mend, push, remote, settle, shed, sweep, tally, token,
+};
 use crate::error::{Kind, Result};
+use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
-use crate::model::id::{EventId, SubscriptionId};
+use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
@@ -34,6 +37,12 @@ impl Store for PostgresStore {
         step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| async {
             Ok(session.catalog.topics().to_vec())
         })
+    }
+
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| look::topic_totals(
+            session
+        ))
     }
 
     async fn delete_topic(&self, name: &str) -> Result<()> {
@@ -380,6 +389,39 @@ impl Store for PostgresStore {
         swept.wake.sort_unstable();
         swept.wake.dedup();
         Ok(swept)
+    }
+
+    async fn size(&self) -> Result<StoreSize> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| shed::size(session))
+    }
+
+    async fn shed(&self, shed: Shed) -> Result<Shedded> {
+        let begin = Begin::reading(shed.now);
+        if shed.surplus == Surplus::Retained {
+            return step!(self, Tries::few(), |tx| self.session(tx, begin), |session| shed::retained(
+                session, &shed
+            ));
+        }
+        let (doomed, next) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+            shed::oldest_work(session, &shed)
+        })?;
+        let Some(doomed) = doomed else { return Ok(Shedded { next, ..Shedded::default() }) };
+        let begin = Begin::writing(shed.now, doomed.subscription);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| shed::drop_work(
+            session, &doomed, &shed
+        ))
+    }
+
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| drops::list(
+            session, &list
+        ))
+    }
+
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| drops::totals(
+            session
+        ))
     }
 
     async fn now(&self) -> Result<Time> {

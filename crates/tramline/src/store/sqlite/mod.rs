@@ -9,6 +9,8 @@
 
 mod catalog;
 mod claim;
+mod compact;
+mod drops;
 mod emit;
 mod erase;
 mod look;
@@ -21,6 +23,7 @@ mod remote;
 mod rows;
 mod session;
 mod settle;
+mod shed;
 mod store;
 mod sweep;
 mod tally;

@@ -3,11 +3,13 @@
 use super::session::{Session, store_time};
 use super::writer::Durable;
 use super::{
-    SqliteStore, catalog, claim, emit, gather, look, mend, push, remote, settle, sweep, tally, token,
+    SqliteStore, catalog, claim, drops, emit, gather, look, mend, push, remote, settle, shed, sweep, tally,
+    token,
 };
 use crate::error::Result;
+use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
-use crate::model::id::{EventId, SubscriptionId};
+use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
@@ -30,6 +32,10 @@ impl Store for SqliteStore {
 
     async fn topics(&self) -> Result<Vec<Topic>> {
         self.read(None, |session| Ok(session.catalog.topics().to_vec())).await
+    }
+
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>> {
+        self.read(None, |session| look::topic_totals(session.conn)).await
     }
 
     async fn delete_topic(&self, name: &str) -> Result<()> {
@@ -271,6 +277,22 @@ impl Store for SqliteStore {
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.write(Durable::Yes, sweep.now, move |session| sweep::sweep(session, &sweep)).await
+    }
+
+    async fn size(&self) -> Result<StoreSize> {
+        self.read(None, |session| shed::size(session.conn)).await
+    }
+
+    async fn shed(&self, shed: Shed) -> Result<Shedded> {
+        self.write(Durable::Yes, shed.now, move |session| shed::shed(session, &shed)).await
+    }
+
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
+        self.read(None, move |session| drops::list(session.conn, &list)).await
+    }
+
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>> {
+        self.read(None, |session| drops::totals(session.conn)).await
     }
 
     async fn now(&self) -> Result<Time> {

@@ -7,6 +7,7 @@ mod look;
 mod mend;
 mod push;
 mod settle;
+mod shed;
 mod sweep;
 mod token;
 
@@ -20,5 +21,6 @@ pub use push::{
     SteerPush,
 };
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
+pub use shed::{DropTotal, ListDrops, Shed, Shedded, StoreSize, Surplus};
 pub use sweep::{Beat, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
 pub use token::PutToken;
