@@ -216,6 +216,7 @@ impl SubscriptionIn {
             time_limit: limit.unwrap_or(old.time_limit),
             claim_size: self.claim_size.unwrap_or(old.claim_size),
             filter: old.filter,
+            draining: old.draining,
             push: old.push,
         })
     }

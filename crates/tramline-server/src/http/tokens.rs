@@ -121,6 +121,7 @@ pub(crate) async fn create(
         created_at: Time(0),
         expires_at: token.expires_at.map(|time| time.0),
         used_at: None,
+        sealed: None,
     };
     let token = app.ask(app.tram.store().put_token(PutToken { token, now: None })).await?;
     app.ask(app.access.read()).await?;

@@ -16,6 +16,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (8, include_str!("migrations/0008_owner.sql")),
     (9, include_str!("migrations/0009_remote.sql")),
     (11, include_str!("migrations/0011_push.sql")),
+    (13, include_str!("migrations/0013_sealed_token.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

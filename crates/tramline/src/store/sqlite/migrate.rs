@@ -12,6 +12,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (5, include_str!("migrations/0005_owner.sql")),
     (6, include_str!("migrations/0006_remote.sql")),
     (8, include_str!("migrations/0008_push.sql")),
+    (10, include_str!("migrations/0010_sealed_token.sql")),
 ];
 
 /// All migrations as SQL, to be read or run by hand.
