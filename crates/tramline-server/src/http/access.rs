@@ -65,9 +65,19 @@ impl Access {
         self.root.is_none() && self.known().tokens.is_empty()
     }
 
+    /// True while nobody needs a token: on loopback, while there are none.
+    pub(crate) fn is_open(&self) -> bool {
+        self.anybody.is_some() && self.is_empty()
+    }
+
+    /// The store's time, as far as this node knows.
+    pub(crate) fn now(&self) -> Time {
+        self.known().now()
+    }
+
     /// Who calls.
     pub(crate) async fn caller(&self, headers: &HeaderMap) -> Answer<Caller> {
-        let Some(secret) = secret(headers)? else {
+        let Some(secret) = user(headers)? else {
             return match &self.anybody {
                 Some(anybody) if self.is_empty() => {
                     is_local(headers)?;
@@ -157,7 +167,7 @@ pub(crate) fn hash(secret: &str) -> [u8; 32] {
 }
 
 /// The secret in a request: a bearer token, or the user name of Basic.
-fn secret(headers: &HeaderMap) -> Answer<Option<String>> {
+pub(crate) fn user(headers: &HeaderMap) -> Answer<Option<String>> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let unreadable = || unauthorized("the Authorization header cannot be read");
     let (scheme, rest) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(unreadable)?;
@@ -206,11 +216,11 @@ mod tests {
 
     #[test]
     fn a_secret_is_a_bearer_token_or_the_user_name_of_basic() {
-        assert_eq!(secret(&headers("Bearer tl_x")).unwrap().as_deref(), Some("tl_x"));
-        assert_eq!(secret(&headers("basic dGxfeDo=")).unwrap().as_deref(), Some("tl_x"));
-        assert_eq!(secret(&HeaderMap::new()).unwrap(), None);
+        assert_eq!(user(&headers("Bearer tl_x")).unwrap().as_deref(), Some("tl_x"));
+        assert_eq!(user(&headers("basic dGxfeDo=")).unwrap().as_deref(), Some("tl_x"));
+        assert_eq!(user(&HeaderMap::new()).unwrap(), None);
         for bad in ["tl_x", "Digest a", "Basic ?"] {
-            assert_eq!(secret(&headers(bad)).unwrap_err().status(), 401);
+            assert_eq!(user(&headers(bad)).unwrap_err().status(), 401);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Whether this node lives, and whether it can serve.
 
-use crate::http::app::Shared;
+use crate::http::app::{App, Shared};
 use crate::http::json::ok;
 use crate::http::problem::{Answer, Problem};
 use axum::extract::State;
@@ -41,8 +41,13 @@ pub(crate) async fn ready(State(app): State<Shared>) -> Answer<Response> {
     if app.draining.is_cancelled() {
         return Err(not_ready("this node is about to stop"));
     }
-    match tokio::time::timeout(PATIENCE, app.tram.store().now()).await {
-        Ok(Ok(_)) => Ok(ok(Health { status: HealthStatus::Ok }).into_response()),
-        _ => Err(not_ready("the store does not answer")),
+    match answers(&app).await {
+        true => Ok(ok(Health { status: HealthStatus::Ok }).into_response()),
+        false => Err(not_ready("the store does not answer")),
     }
+}
+
+/// True if the store answers in time.
+pub(crate) async fn answers(app: &App) -> bool {
+    tokio::time::timeout(PATIENCE, app.tram.store().now()).await.is_ok_and(|now| now.is_ok())
 }

@@ -7,6 +7,7 @@ mod stall;
 mod tls;
 
 use crate::bench::BoxError;
+use crate::compat::routemaster::statsd;
 use crate::config::{Config, without_password};
 use crate::http::access::Access;
 use crate::http::app::{App, Shared};
@@ -43,6 +44,7 @@ pub(crate) struct Server {
     address: SocketAddr,
     listening: Listening,
     keeping: JoinHandle<()>,
+    reporting: Option<JoinHandle<()>>,
     _housekeeping: Housekeeping,
 }
 
@@ -68,13 +70,14 @@ impl Server {
             let app = app.clone();
             async move { app.keep_current().await }
         });
+        let reporting = statsd::start(&app);
         let scheme = if tls.is_some() { "https" } else { "http" };
         tracing::info!(store = without_password(&app.config.store), "listening on {scheme}://{address}");
         if let Some(file) = &app.config.address_file {
             write_address(file, address)?;
         }
         let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
-        Ok(Server { app, address, listening, keeping, _housekeeping: tram.housekeeping() })
+        Ok(Server { app, address, listening, keeping, reporting, _housekeeping: tram.housekeeping() })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -86,6 +89,10 @@ impl Server {
         self.app.draining.cancel();
         self.listening.finish(Duration::from_millis(self.app.config.drain_ms)).await;
         self.keeping.abort();
+        if let Some(reporting) = self.reporting {
+            // It has reported for the last time when draining began.
+            reporting.abort();
+        }
         self.app.access.write_uses().await;
         self.app.workers.tell(&self.app.tram).await;
         self.app.tram.close().await;

@@ -67,9 +67,8 @@ impl TopicSettings {
                 "use 1 to 4,096 lanes; 32 suit most topics",
             ));
         }
-        let wrong = |owner: &String| {
-            owner.is_empty() || owner.len() > MAX_OWNER || owner.contains(char::is_control)
-        };
+        let wrong =
+            |owner: &String| owner.is_empty() || owner.len() > MAX_OWNER || owner.contains(char::is_control);
         if self.owner.iter().flatten().chain(&self.claim).any(wrong) {
             return Err(Error::invalid(
                 "the owner is not a short text",

@@ -114,7 +114,8 @@ async fn of_many_who_claim_a_topic_one_gets_it(bed: Bed) {
             names.iter().zip(&answers).filter(|(_, it)| it.is_ok()).map(|(name, _)| name).collect();
         assert_eq!(got.len(), 1, "{answers:?}");
         assert!(answers.iter().flat_map(|it| it.as_ref().err()).all(|error| error.kind() == Kind::Conflict));
-        let owner = bed.store.topics().await.unwrap().into_iter().find(|it| *it.name == *topic).unwrap().owner;
+        let owner =
+            bed.store.topics().await.unwrap().into_iter().find(|it| *it.name == *topic).unwrap().owner;
         assert_eq!(owner.as_deref(), Some(got[0].as_str()));
     }
 }

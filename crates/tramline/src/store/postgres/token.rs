@@ -10,7 +10,8 @@ use sqlx::postgres::PgRow;
 
 pub(super) async fn put(session: &mut Session<'_>, token: &Token) -> Result<Token> {
     let row = TokenRow::new(token, session.now)?;
-    let sql = "INSERT INTO tramline_token VALUES ($1, $2, $3, $4, $5, $6, $7, NULL, $8) ON CONFLICT DO NOTHING";
+    let sql =
+        "INSERT INTO tramline_token VALUES ($1, $2, $3, $4, $5, $6, $7, NULL, $8) ON CONFLICT DO NOTHING";
     let query = session
         .query(sql)
         .bind(row.name.clone())
