@@ -31,11 +31,8 @@ pub struct Push {
     #[serde(rename = "request_timeout_ms", with = "as_millis")]
     pub request_timeout: Duration,
     /// After how long without a single success it is disabled; `None`: never.
-    #[serde(
-        rename = "disable_after_ms",
-        with = "as_optional_millis",
-        skip_serializing_if = "Option::is_none"
-    )]
+    // Written also if it is none: left out, it would be read as the default.
+    #[serde(rename = "disable_after_ms", with = "as_optional_millis")]
     pub disable_after: Option<Duration>,
     /// Whether the receiver has to agree first, by the handshake of CloudEvents webhooks.
     pub handshake: bool,
@@ -242,6 +239,14 @@ mod tests {
     fn a_policy_that_was_stored_earlier_is_read_with_defaults() {
         let push: Push = serde_json::from_str(r#"{"callback": "https://a.example/"}"#).unwrap();
         assert_eq!(push, Push::to("https://a.example/"));
+        let text = serde_json::to_string(&push).unwrap();
+        assert_eq!(serde_json::from_str::<Push>(&text).unwrap(), push);
+    }
+
+    /// Left out of what was stored, it came back as five days.
+    #[test]
+    fn one_that_is_never_disabled_is_read_as_such() {
+        let push = Push { disable_after: None, ..Push::to("https://a.example/") };
         let text = serde_json::to_string(&push).unwrap();
         assert_eq!(serde_json::from_str::<Push>(&text).unwrap(), push);
     }

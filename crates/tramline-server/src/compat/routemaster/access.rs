@@ -1,7 +1,7 @@
 //! Who calls: the root, a client by the name of its token, or somebody on this machine while there are no tokens.
 
 use super::words::needs;
-use crate::http::access::user;
+use crate::http::access::secrets;
 use crate::http::app::Shared;
 use crate::http::caller::{Caller, forbidden};
 use crate::http::events::READ;
@@ -31,8 +31,8 @@ struct Local(String);
 /// While nobody needs a token, the user name is not one: it says who the client is.
 pub(super) async fn without_tokens(State(app): State<Shared>, mut request: Request, next: Next) -> Response {
     if app.access.is_open() {
-        let name = match user(request.headers()) {
-            Ok(name) => name.filter(|name| !name.is_empty()).unwrap_or_else(|| NOBODY.into()),
+        let name = match secrets(request.headers()) {
+            Ok(names) => names.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| NOBODY.into()),
             Err(problem) => return problem.into_response(),
         };
         if !is_plain(&name) {

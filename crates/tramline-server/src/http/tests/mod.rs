@@ -8,6 +8,7 @@ mod following;
 mod matrix;
 mod openapi;
 mod refusals;
+mod routemaster;
 mod tallies;
 mod tally_events;
 mod tally_tokens;
