@@ -66,7 +66,12 @@ async fn while_the_disk_is_full_nothing_is_acknowledged_and_then_it_goes_on() {
         assert_eq!(request.body(body.to_string()).send().await.unwrap().status(), 503, "{verb}");
     }
     assert_eq!(stored(&node).await.len(), 10, "what is there can be read");
+    let health = async |path: &str| node.http.get(node.url(path)).send().await.unwrap().status().as_u16();
+    for _ in 0..3 {
+        assert_eq!((health("/health/ready").await, health("/health/live").await), (503, 200));
+    }
     limit_files(&node, None);
+    until_true(async || health("/health/ready").await == 200).await;
     let mut number = 200;
     until_true(async || {
         number += 1;

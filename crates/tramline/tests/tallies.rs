@@ -326,7 +326,7 @@ async fn impossible_tallies_are_refused_with_a_remedy() {
     let bench = Bench::new().await;
     let tram = bench.process();
     let impossible = [
-        NewTally::new().user_key(""),
+        NewTally::new().idempotency_key(""),
         NewTally::new().user_key("x".repeat(256)),
         NewTally::new().user_key("nul\0"),
         NewTally::new().metadata(serde_json::json!("x".repeat(17 << 10))),

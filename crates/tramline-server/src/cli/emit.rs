@@ -84,7 +84,7 @@ pub(super) struct About {
 #[derive(clap::Args, Clone, Default, Serialize)]
 pub(super) struct Tally {
     /// Make it an item of this tally, which ends when the event is settled
-    #[arg(long = "tally", value_name = "TALLY")]
+    #[arg(long = "tally", value_name = "TALLY", value_parser = value::tally)]
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     /// Whose settling ends the item, if the topic has several subscriptions

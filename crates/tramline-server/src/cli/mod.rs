@@ -1,9 +1,10 @@
-//! The commands that talk to a server over its HTTP API.
+//! The commands that talk to a server over its HTTP API, and `listen`, to which a server talks.
 //!
 //! - `client`, `failure`, `outage`: requests, what can go wrong with them, and patience
 //! - `print`: tables, plain lines and JSON
 //! - `emit`, `bulk`: events in; `tail`, `sse`: events out
 //! - `work`: a command for each event
+//! - `listen`: a receiver of pushes, for development
 //! - `tally`: fan-outs that are tracked to completion
 //! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
@@ -15,6 +16,7 @@ mod dead;
 mod emit;
 mod failure;
 mod list;
+mod listen;
 mod outage;
 mod parked;
 mod print;
@@ -83,6 +85,9 @@ pub(crate) enum Command {
     /// Open, fill, ack and watch tallies: fan-outs that are tracked to completion
     #[command(after_help = help(tally::EXAMPLES))]
     Tally(Client<tally::Args>),
+    /// Receive pushes, show them and check their signatures; for development
+    #[command(after_help = help(listen::EXAMPLES))]
+    Listen(listen::Args),
     /// Create, list or drop tokens
     #[command(after_help = help(token::EXAMPLES))]
     Token(Client<token::Args>),
@@ -140,6 +145,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
         Command::Tally(it) => tally::run(cx(&it)?, it.args).await,
+        Command::Listen(args) => listen::run(args).await,
         Command::Token(it) => token::run(cx(&it)?, it.args).await,
         Command::Completions { shell } => completions(shell),
     }

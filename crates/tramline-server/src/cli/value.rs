@@ -1,4 +1,4 @@
-//! Times, durations and pairs on the command line.
+//! Times, durations, pairs and numbers on the command line.
 
 use std::time::{Duration, SystemTime};
 
@@ -24,10 +24,27 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// The number of a tally, as the server gave it.
+pub(crate) fn tally(text: &str) -> Result<String, String> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<i64>().is_ok();
+    if is_number {
+        Ok(text.to_owned())
+    } else {
+        Err("a tally is a number, as opening it printed it".to_owned())
+    }
+}
+
 /// The time on this machine when `duration` has passed.
 #[expect(clippy::disallowed_methods, reason = "\"for ten minutes\" means the clock of who says it")]
 pub(crate) fn from_now(duration: Duration) -> String {
     rfc3339(SystemTime::now() + duration)
+}
+
+/// The time on this machine.
+#[expect(clippy::disallowed_methods, reason = "a receiver of signed requests has no clock but its own")]
+pub(crate) fn now() -> tramline::Time {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    tramline::Time(0).after(since)
 }
 
 /// Whole milliseconds, as the server wants them.

@@ -97,7 +97,7 @@ pub(crate) struct Settings {
     #[arg(long, env = "TRAMLINE_PUSH_ALLOW", value_delimiter = ',')]
     push_allow: Option<Vec<String>>,
     /// Send also to receivers whose certificate nobody has signed; for development
-    #[arg(long, env = "TRAMLINE_PUSH_INSECURE_TLS", value_enum)]
+    #[arg(long, env = "TRAMLINE_PUSH_INSECURE_TLS", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     push_insecure_tls: Option<Switch>,
     /// A proxy through which everything is pushed, such as http://proxy:3128
     #[arg(long, env = "TRAMLINE_PUSH_PROXY")]

@@ -97,6 +97,12 @@ pub(crate) async fn claim(
     let claim: ClaimIn = body::parse(&body)?;
     claim.check()?;
     let policy = &subscription.policy;
+    if policy.push.is_some() {
+        return Err(Problem::invalid(
+            "the events of a push subscription are sent to its callback",
+            "create a subscription of kind pull to claim from",
+        ));
+    }
     let take = Take {
         subscription: subscription.id,
         owner: Incarnation::random(),

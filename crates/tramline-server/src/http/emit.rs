@@ -65,7 +65,8 @@ pub(crate) struct EventIn<'a> {
     state: Option<&'a RawValue>,
     /// Makes it an item of a tally, which ends when a subscription has settled the event
     #[serde(default)]
-    tally: Option<MemberIn>,
+    #[schema(value_type = Option<MemberIn>)]
+    tally: Option<Object<MemberIn>>,
 }
 
 /// What was stored.
@@ -230,10 +231,11 @@ impl EventIn<'_> {
         if let Some(state) = self.state {
             event = event.state(body.slice_ref(state.get().as_bytes()));
         }
-        if let Some(member) = &self.tally {
+        let tally = self.tally.map(|Object(member)| member);
+        if let Some(member) = &tally {
             event = member.join(event);
         }
-        Ok(Read { event, key, tally: self.tally })
+        Ok(Read { event, key, tally })
     }
 }
 

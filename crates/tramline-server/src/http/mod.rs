@@ -29,6 +29,7 @@ mod ndjson;
 mod openapi;
 pub(crate) mod params;
 pub(crate) mod problem;
+pub(crate) mod push;
 pub(crate) mod routes;
 mod schema;
 mod settle;

@@ -113,6 +113,11 @@ impl Problem {
         Problem::new(status, self.0.detail, self.0.remedy)
     }
 
+    /// The same with another remedy.
+    pub(crate) fn with_remedy(self, remedy: &'static str) -> Problem {
+        Problem::new(self.0.status, self.0.detail, remedy)
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         self.0.status
     }
@@ -148,12 +153,19 @@ impl From<serde_json::Error> for Problem {
     fn from(error: serde_json::Error) -> Problem {
         if error.is_data() {
             return Problem::invalid(
-                format!("the JSON does not fit: {error}"),
+                format!("the JSON does not fit: {}", in_words(error.to_string())),
                 "compare it with /v1/openapi.json",
             );
         }
         Problem::malformed(format!("this is not JSON: {error}"), "send well-formed JSON in UTF-8")
     }
+}
+
+/// What a program in any language is told instead of how this one keeps numbers.
+fn in_words(error: String) -> String {
+    ["u8", "u16", "u32", "u64", "i64"].iter().fold(error, |error, kind| {
+        error.replace(&format!("expected {kind} at"), "expected a whole number within its limits at")
+    })
 }
 
 impl IntoResponse for Problem {

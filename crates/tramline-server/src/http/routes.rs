@@ -9,8 +9,8 @@ use crate::http::limits::Door;
 use crate::http::params::Name;
 use crate::http::problem::Problem;
 use crate::http::{
-    claims, control, dead, emit, events, health, limits, metrics, openapi, settle, stats, subscriptions,
-    tallies, tokens, topics,
+    claims, control, dead, emit, events, health, limits, metrics, openapi, push, settle, stats,
+    subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
 use axum::body::Body;
@@ -79,6 +79,12 @@ fn guarded() -> Routes {
         .add::<dead::__path_parked, _, _>(dead::parked)
         .add::<dead::__path_release_parked, _, _>(dead::release_parked)
         .add::<dead::__path_resend, _, _>(dead::resend)
+        .add::<push::steer::__path_enable, _, _>(push::steer::enable)
+        .add::<push::steer::__path_disable, _, _>(push::steer::disable)
+        .add::<push::steer::__path_replay, _, _>(push::steer::replay)
+        .add::<push::attempts::__path_list, _, _>(push::attempts::list)
+        .add::<push::secrets::__path_add, _, _>(push::secrets::add)
+        .add::<push::secrets::__path_remove, _, _>(push::secrets::remove)
         .add::<tallies::open::__path_open, _, _>(tallies::open::open)
         .add::<tallies::look::__path_list, _, _>(tallies::look::list)
         .add::<tallies::ack_many::__path_ack_many, _, _>(tallies::ack_many::ack_many)

@@ -2,6 +2,7 @@
 
 use crate::http::emit::{EventIn, MAX_DELAY_MS, MAX_EVENTS};
 use tramline::model::name::MAX_NAME;
+use utoipa::openapi::schema::AdditionalProperties;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, SchemaType, Type};
 use utoipa::openapi::{ArrayBuilder, KnownFormat, Ref, RefOr, Schema, SchemaFormat};
 use utoipa::{PartialSchema, ToSchema};
@@ -53,6 +54,34 @@ impl PartialSchema for Start {
 }
 
 impl ToSchema for Start {}
+
+/// One condition of a filter.
+pub(crate) struct Condition;
+
+impl PartialSchema for Condition {
+    fn schema() -> RefOr<Schema> {
+        let string = || ObjectBuilder::new().schema_type(SchemaType::Type(Type::String));
+        let field = || string().pattern(Some(r"^(type|key|header\..+|payload\.[^.]+(\.[^.]+)*)$"));
+        let with = |name: &str, test: RefOr<Schema>| {
+            let object = ObjectBuilder::new().property("field", field()).property(name, test);
+            let none = AdditionalProperties::FreeForm(false);
+            object.required("field").required(name).additional_properties(Some(none))
+        };
+        let any = || ObjectBuilder::new().schema_type(SchemaType::AnyValue);
+        let text = || string().max_length(Some(512));
+        let list = |items: ObjectBuilder| {
+            ArrayBuilder::new().items(items).min_items(Some(1)).max_items(Some(256)).build()
+        };
+        let prefix = OneOfBuilder::new().item(text()).item(list(text()));
+        OneOfBuilder::new()
+            .item(with("equals", any().into()))
+            .item(with("in", list(any()).into()))
+            .item(with("prefix", prefix.into()))
+            .into()
+    }
+}
+
+impl ToSchema for Condition {}
 
 /// Milliseconds, up to a hundred years.
 pub(crate) struct Millis;

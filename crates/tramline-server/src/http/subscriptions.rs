@@ -8,16 +8,20 @@ use crate::http::events::READ;
 use crate::http::json::{List, NO_TIME, Object, When, ok, or_null, parse_time};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
+use crate::http::push::fields::{Fields, Sealer};
+use crate::http::push::shown::{Pending, PushOut};
 use crate::http::schema;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
+use tramline::store::verbs::Stats;
 use tramline::{
-    Backoff, Counts, Guarantee, OnExhausted, Ordering, Policy, Retry, Scope, Start, Subscription,
-    WhileRetrying,
+    Backoff, Counts, Filter, Format, Guarantee, Health, OnExhausted, Ordering, Policy, Push, Retry, Scope,
+    Start, Subscription, WhileRetrying,
 };
 use utoipa::ToSchema;
 
@@ -31,17 +35,17 @@ pub(crate) struct SubscriptionIn {
     /// All topics that it consumes; unknown ones are created
     #[schema(value_type = Vec<schema::Name>, min_items = 1, max_items = 1000)]
     topics: Vec<String>,
-    /// `pull`: workers claim; `push` is not served by this version
-    #[serde(default)]
-    kind: SubscriptionKind,
-    /// Never changes
+    /// `pull`: workers claim; `push`: events are sent to a callback. Never changes
+    kind: Option<SubscriptionKind>,
+    /// `none`, `key`, or for push `subscriber`: all events in the order of their arrival. Never changes
+    #[serde(alias = "order")]
     ordering: Option<Ordering>,
     /// Never changes
     guarantee: Option<Guarantee>,
     while_retrying: Option<WhileRetrying>,
     on_exhausted: Option<OnExhausted>,
-    /// How many settled failures make an event dead
-    #[schema(minimum = 1, maximum = 10000)]
+    /// How many settled failures make an event dead; 0: none
+    #[schema(maximum = 10000)]
     max_attempts: Option<u32>,
     #[schema(value_type = Option<BackoffIn>)]
     backoff: Option<Object<BackoffIn>>,
@@ -57,16 +61,55 @@ pub(crate) struct SubscriptionIn {
     #[serde(default, deserialize_with = "or_null")]
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 10000)]
     claim_size: Option<Option<u32>>,
-    /// Where it starts in topics that are new to it: `beginning`, `now` or a time
+    /// Where it starts in topics that are new to it: `beginning` (the default where workers claim), `now` (for push) or a time
     #[schema(value_type = Option<schema::Start>)]
     start: Option<String>,
+    /// Conditions that an event has to meet, from the next one on:
+    /// `[{"field": "type", "prefix": "order."}, {"field": "payload.country", "in": ["AT"]}]`
+    #[schema(value_type = Option<Vec<schema::Condition>>)]
+    filter: Option<Filter>,
+    /// Push: where to send
+    #[schema(max_length = 2048)]
+    callback: Option<String>,
+    /// Push: how many events a batch has at most; 100 unless set
+    #[schema(minimum = 1, maximum = 10000)]
+    max_events: Option<u32>,
+    /// Push: how long a batch gathers from its first event on; 500 unless set
+    #[schema(maximum = 3600000)]
+    timeout_ms: Option<u64>,
+    /// Push: how a batch is written
+    format: Option<Format>,
+    /// Push: headers of every request
+    headers: Option<BTreeMap<String, String>>,
+    /// Push: how many requests a node has under way at most; 4 unless set
+    #[schema(minimum = 1, maximum = 256)]
+    concurrency: Option<u32>,
+    /// Push: how many events a node sends in a second at most; null: any number
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<u32>, minimum = 1)]
+    rate: Option<Option<u32>>,
+    /// Push: how long a request may take; 20,000 unless set
+    #[schema(minimum = 100, maximum = 600000)]
+    request_timeout_ms: Option<u64>,
+    /// Push: after how long without a single success it is disabled, five days unless set; null: never
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<schema::Millis>)]
+    disable_after_ms: Option<Option<u64>>,
+    /// Push: ask the receiver first whether it wants events, after the specification of CloudEvents webhooks
+    handshake: Option<bool>,
+    /// Push: all secrets that sign, newest first: `whsec_..` or `whsk_..`; they are never shown
+    #[schema(max_items = 8)]
+    secrets: Option<Vec<String>>,
+    /// Push: the header `Authorization` of every request, never shown; null: none
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<String>, max_length = 4096)]
+    authorization: Option<Option<String>>,
 }
 
 /// How events get to their consumer.
-#[derive(Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SubscriptionKind {
-    #[default]
     Pull,
     Push,
 }
@@ -140,6 +183,13 @@ pub(crate) struct SubscriptionOut {
     /// Since when the oldest ready event could have run
     oldest_ready_at: Option<When>,
     rules: Vec<RuleOut>,
+    /// Conditions that an event has to meet
+    #[serde(skip_serializing_if = "Filter::is_empty")]
+    #[schema(value_type = Vec<schema::Condition>)]
+    filter: Filter,
+    /// Of push subscriptions
+    #[serde(flatten)]
+    push: Option<PushOut>,
 }
 
 /// Creates a subscription, or changes what may change of it. From the answer on, no emit misses it.
@@ -165,10 +215,13 @@ pub(crate) async fn put(
     if let Some(existing) = &existing {
         caller.consumes(&existing.topics)?;
     }
-    let start = start(put.start.as_deref())?;
     let topics = put.topics.clone();
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
-    let policy = put.policy(existing.map(|existing| existing.policy).unwrap_or_default())?;
+    let start = put.start.clone();
+    let now = app.ask(app.tram.store().now()).await?;
+    let sealer = Sealer { keyring: &app.keyring, subscription: &name, now };
+    let policy = put.policy(existing.map(|existing| existing.policy), &sealer)?;
+    let start = self::start(start.as_deref(), policy.push.is_some())?;
     app.forget(&name);
     let subscription = app.ask(app.tram.put_subscription(&name, &topics, policy, start)).await?;
     app.forget(&name);
@@ -176,14 +229,37 @@ pub(crate) async fn put(
 }
 
 impl SubscriptionIn {
-    /// The policy that was asked for, on top of the one that is there.
-    fn policy(self, old: Policy) -> Answer<Policy> {
-        if self.kind == SubscriptionKind::Push {
-            return Err(Problem::invalid(
-                "push subscriptions are not served by this version",
-                "use kind pull, and claim",
-            ));
+    fn push_fields(&mut self) -> Fields {
+        Fields {
+            callback: self.callback.take(),
+            max_events: self.max_events,
+            timeout_ms: self.timeout_ms,
+            format: self.format,
+            headers: self.headers.take(),
+            concurrency: self.concurrency,
+            rate: self.rate,
+            request_timeout_ms: self.request_timeout_ms,
+            disable_after_ms: self.disable_after_ms,
+            handshake: self.handshake,
+            secrets: self.secrets.take(),
+            authorization: self.authorization.take(),
         }
+    }
+
+    /// The policy that was asked for, on top of the one that is there.
+    fn policy(mut self, old: Option<Policy>, sealer: &Sealer<'_>) -> Answer<Policy> {
+        let was_push = old.as_ref().is_some_and(|old| old.push.is_some());
+        let is_push = self.kind.map_or(was_push, |kind| kind == SubscriptionKind::Push);
+        let retry = if is_push { Push::retry() } else { Retry::default() };
+        let old = old.unwrap_or_else(|| Policy { retry, ..Policy::default() });
+        let fields = self.push_fields();
+        let push = match is_push {
+            true => Some(fields.push(old.push, sealer)?),
+            false => {
+                fields.refuse()?;
+                None
+            }
+        };
         let longest = Duration::from_millis(crate::http::emit::MAX_DELAY_MS);
         let limit = self.time_limit_ms.map(|limit| limit.map(Duration::from_millis));
         if limit.flatten().is_some_and(|limit| limit.is_zero() || limit > longest) {
@@ -215,15 +291,18 @@ impl SubscriptionIn {
             lease: self.lease_ms.map_or(old.lease, |lease| lease.map(Duration::from_millis)),
             time_limit: limit.unwrap_or(old.time_limit),
             claim_size: self.claim_size.unwrap_or(old.claim_size),
-            filter: old.filter,
-            draining: old.draining,
-            push: old.push,
+            filter: self.filter.unwrap_or(old.filter),
+            // Whoever puts a subscription names what it takes.
+            draining: Vec::new(),
+            push,
         })
     }
 }
 
-fn start(text: Option<&str>) -> Answer<Start> {
+/// Workers get what is retained unless somebody says otherwise; who is pushed to gets what comes.
+fn start(text: Option<&str>, is_push: bool) -> Answer<Start> {
     match text {
+        None if is_push => Ok(Start::Now),
         None | Some("beginning") => Ok(Start::Beginning),
         Some("now") => Ok(Start::Now),
         Some(time) => parse_time(time).map(|time| Start::At(time.0)).ok_or_else(|| {
@@ -237,14 +316,15 @@ async fn find(app: &App, name: &str) -> Answer<Option<Subscription>> {
     Ok(all.into_iter().find(|subscription| &*subscription.name == name))
 }
 
-async fn told(app: &App, subscription: &Subscription) -> Answer<SubscriptionOut> {
+pub(crate) async fn told(app: &App, subscription: &Subscription) -> Answer<SubscriptionOut> {
     let stats = app.ask(app.tram.stats(&subscription.name)).await?;
     let policy = &subscription.policy;
+    let push = pushed(app, subscription, &stats).await?;
     let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     Ok(SubscriptionOut {
         name: subscription.name.to_string(),
         topics: subscription.topics.iter().map(ToString::to_string).collect(),
-        kind: SubscriptionKind::Pull,
+        kind: if push.is_some() { SubscriptionKind::Push } else { SubscriptionKind::Pull },
         ordering: policy.ordering,
         guarantee: policy.guarantee,
         while_retrying: policy.while_retrying,
@@ -255,10 +335,25 @@ async fn told(app: &App, subscription: &Subscription) -> Answer<SubscriptionOut>
         time_limit_ms: policy.time_limit.map(millis),
         claim_size: policy.claim_size(),
         created_at: When(subscription.created_at),
+        filter: policy.filter.clone(),
         counts: stats.counts,
         oldest_ready_at: stats.oldest_ready_at.map(When),
         rules: stats.rules.into_iter().map(RuleOut::from).collect(),
+        push,
     })
+}
+
+/// What is told of how it is sent, if it is.
+async fn pushed(app: &App, subscription: &Subscription, stats: &Stats) -> Answer<Option<PushOut>> {
+    let Some(push) = &subscription.policy.push else { return Ok(None) };
+    let board = app.ask(app.tram.push_board()).await?;
+    let entry = board.into_iter().find(|entry| entry.subscription.id == subscription.id);
+    let (health, now) = match entry {
+        Some(entry) => (entry.health, entry.now),
+        None => (Health::default(), app.ask(app.tram.store().now()).await?),
+    };
+    let pending = Pending { counts: stats.counts, oldest_ready_at: stats.oldest_ready_at, now };
+    Ok(Some(PushOut::new(push, &health, pending)))
 }
 
 /// All subscriptions that the token may see, by name.

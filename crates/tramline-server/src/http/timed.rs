@@ -1,9 +1,10 @@
-//! A store that measures how long its verbs take.
+//! A store that measures how long its verbs take, and notes when they fail.
 
 use crate::http::metrics::Metrics;
 use async_trait::async_trait;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
@@ -29,6 +30,7 @@ impl Timed {
         self.metrics.store_seconds.observe(verb, started.elapsed());
         if result.as_ref().is_err_and(|error| error.kind() == Kind::Unavailable) {
             self.metrics.store_failures.add(verb, 1);
+            self.metrics.store_doubted.store(true, Ordering::Relaxed);
         }
         result
     }
@@ -214,6 +216,9 @@ impl Store for Timed {
     }
     async fn now(&self) -> Result<Time> {
         self.time("now", self.store.now()).await
+    }
+    async fn probe(&self) -> Result<()> {
+        self.time("probe", self.store.probe()).await
     }
     async fn close(&self) {
         self.store.close().await;

@@ -1,8 +1,10 @@
 //! `tramline serve`: opens the store, listens, and stops without losing anything.
 //!
 //! - [`listen`]: connections; [`stall`]: clients that do not read; [`tls`]: certificates
+//! - [`pushing`]: what sends to callbacks
 
 mod listen;
+mod pushing;
 mod stall;
 mod tls;
 
@@ -15,6 +17,7 @@ use crate::http::metrics::Metrics;
 use crate::http::routes;
 use crate::http::timed::Timed;
 use listen::Listening;
+use pushing::Pushing;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,6 +48,7 @@ pub(crate) struct Server {
     listening: Listening,
     keeping: JoinHandle<()>,
     reporting: Option<JoinHandle<()>>,
+    pushing: Option<Pushing>,
     _housekeeping: Housekeeping,
 }
 
@@ -77,7 +81,16 @@ impl Server {
             write_address(file, address)?;
         }
         let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
-        Ok(Server { app, address, listening, keeping, reporting, _housekeeping: tram.housekeeping() })
+        let pushing = Pushing::start(&app)?;
+        Ok(Server {
+            app,
+            address,
+            listening,
+            keeping,
+            reporting,
+            pushing,
+            _housekeeping: tram.housekeeping(),
+        })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -87,7 +100,13 @@ impl Server {
     /// Lets running requests finish, and closes the store.
     pub(crate) async fn stop(self) {
         self.app.draining.cancel();
-        self.listening.finish(Duration::from_millis(self.app.config.drain_ms)).await;
+        let grace = Duration::from_millis(self.app.config.drain_ms);
+        let pushing = async {
+            if let Some(pushing) = self.pushing {
+                pushing.stop().await;
+            }
+        };
+        tokio::join!(self.listening.finish(grace), pushing);
         self.keeping.abort();
         if let Some(reporting) = self.reporting {
             // It has reported for the last time when draining began.

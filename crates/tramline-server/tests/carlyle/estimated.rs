@@ -53,6 +53,12 @@ async fn several_estimated_batches_are_counted_at_once(place: Place) {
         json!({"batchId": 7}),
         json!({"batchId": two, "by": 0}),
         json!({"batchId": two, "by": -1}),
+        json!({"batchId": two, "by": (1u64 << 40) + 1}),
+        json!({"batchId": two, "by": u64::MAX}),
+        json!({"batchId": two, "by": 1e30}),
+        json!({"batchId": two, "by": 1.5}),
+        json!({"batchId": two, "by": "1"}),
+        json!({"batchId": two, "by": null}),
     ] {
         let (status, told) = carlyle.decr(json!([bad, {"batchId": one}])).await;
         assert_eq!((status, &told["results"][0]["status"]), (400, &json!(400)), "{bad}");
@@ -60,7 +66,14 @@ async fn several_estimated_batches_are_counted_at_once(place: Place) {
             (&told["results"][0]["batchId"], told["results"][1].get("status")),
             (&bad["batchId"], None)
         );
+        let detail = told["detail"].as_str().unwrap();
+        assert_eq!(detail.contains("`by`"), bad.get("by").is_some(), "{detail}");
+        assert!(detail.contains(&bad["batchId"].to_string()) && !detail.contains('\\'), "{detail}");
     }
+    assert_eq!(
+        carlyle.decr(json!(["x"])).await.1["detail"].as_str().unwrap().split(" at ").next().unwrap(),
+        "the JSON does not fit: invalid type: string \"x\", expected an object"
+    );
     assert_eq!(carlyle.decr(json!([{"batchId": other}])).await.0, 404);
 }
 

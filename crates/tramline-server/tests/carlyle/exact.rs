@@ -57,7 +57,10 @@ async fn user_keys_are_echoed(place: Place) {
     assert_eq!(carlyle.get(none).await.get("userKey"), None);
     let (status, created) = carlyle.post(&format!("{EXACT}/"), json!({"userKey": "", "unknown": 1})).await;
     assert_eq!(status, 200);
-    assert_eq!(carlyle.get(created["batchId"].as_i64().unwrap()).await.get("userKey"), None);
+    let empty = created["batchId"].as_i64().unwrap();
+    assert_eq!(carlyle.get(empty).await["userKey"], json!(""));
+    carlyle.close(empty).await;
+    assert_eq!(carlyle.completions("exact").await[0]["payload"], json!({"userKey": ""}));
 }
 
 async fn removing_idle_batches_leaves_active_ones_and_those_of_others(place: Place) {

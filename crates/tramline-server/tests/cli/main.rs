@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod emit;
+mod listen;
 #[path = "../node/mod.rs"]
 mod node;
 mod operate;

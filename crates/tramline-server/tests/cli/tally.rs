@@ -100,7 +100,32 @@ fn tallies_are_listed_by_state_and_user_key() {
     assert_eq!(server.json(&["tally", "list", "--user-key", "b"])["tally"], json!(two));
     let page = server.run(&["tally", "list", "--limit", "1"]);
     assert!(page.err.contains(&format!("--after {one}")), "{page:?}");
-    assert_eq!(server.run(&["tally", "list", "--state", "finished"]).code, Some(1));
+}
+
+#[test]
+fn what_can_be_no_tally_is_wrong_usage() {
+    let server = Server::start();
+    for verb in ["get", "seal", "watch", "cancel", "delete"] {
+        for bad in ["abc", "7x", "", "99999999999999999999"] {
+            assert_eq!(server.run(&["tally", verb, bad]).code, Some(2), "{verb} {bad:?}");
+        }
+        assert_eq!(server.run(&["tally", verb, "999"]).code, Some(4), "{verb}");
+    }
+    for bad in [
+        &["list", "--state", "bogus"][..],
+        &["list", "--state", "open,bogus"],
+        &["list", "--state", ""],
+        &["list", "--after", "x"],
+        &["add", "abc", "1"],
+        &["ack", "abc", "1"],
+        &["ack", "1", "9-3"],
+        &["count", "abc", "1"],
+        &["open", "--parent", "x"],
+    ] {
+        let said = server.run(&[&["tally"], bad].concat());
+        assert_eq!(said.code, Some(2), "{bad:?}: {}", said.err);
+    }
+    assert_eq!(server.run(&["emit", "t", "1", "--tally", "abc"]).code, Some(2));
 }
 
 #[test]

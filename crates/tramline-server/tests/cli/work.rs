@@ -162,6 +162,61 @@ fn a_command_that_does_not_finish_in_time_is_killed_and_its_event_given_back() {
     assert_eq!(event["deliveries"][0]["attempt"], 1, "uncounted");
 }
 
+/// A worker that has begun the first of three events of a key, all of which it has claimed.
+fn at_most_once_in_hand(server: &Server, script: &str, grace: &str) -> std::process::Child {
+    let policy = json!({"topics": ["t"], "ordering": "key", "guarantee": "at_most_once", "claim_size": 8});
+    server.subscribe("t", policy);
+    emit(server, &["1", "2", "3"]);
+    let started = server.pipe("started");
+    let script = format!("cat > begun; echo x > started; {script}");
+    let work = ["work", "t", "--exec", &script, "--concurrency", "8", "--grace", grace];
+    let worker = server.command(&work).spawn().unwrap();
+    read(&started);
+    assert_eq!(server.count("t", "leased"), 3);
+    worker
+}
+
+/// They were kept until their leases ran out, and then called interrupted, although nothing had begun.
+#[test]
+fn at_most_once_what_was_not_begun_is_given_back_when_the_worker_stops() {
+    let server = Server::start();
+    let go_on = server.pipe("go_on");
+    let worker = at_most_once_in_hand(&server, "cat go_on > /dev/null", "1h");
+    terminate(&worker);
+    // As above: by the time of an answer the worker has heard of it.
+    assert_eq!(server.count("t", "leased"), 3);
+    std::fs::write(go_on, "x").unwrap();
+    let said = Said::from(worker.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(["ready", "leased", "dead"].map(|count| server.count("t", count)), [2, 0, 0]);
+    assert_eq!(work(&server, "cat", &[]).out, "23");
+}
+
+#[test]
+fn at_most_once_a_killed_command_is_not_begun_again() {
+    let server = Server::start();
+    let worker = at_most_once_in_hand(&server, "sleep 1000; true", "10ms");
+    terminate(&worker);
+    let said = Said::from(worker.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(["ready", "leased", "dead"].map(|count| server.count("t", count)), [2, 0, 1]);
+    assert_eq!(server.json(&["dead", "list", "t"])["error"], "killed: its worker was stopped");
+    assert_eq!(work(&server, "cat", &[]).out, "23");
+}
+
+#[test]
+fn at_most_once_what_follows_a_failure_still_runs() {
+    let server = Server::start();
+    server.subscribe(
+        "t",
+        json!({"topics": ["t"], "ordering": "key", "guarantee": "at_most_once", "claim_size": 8}),
+    );
+    emit(&server, &["1", "2", "3"]);
+    let said = work(&server, "n=$(cat); echo $n; [ $n != 1 ]", &["--concurrency", "8"]);
+    assert_eq!(said.out, "1\n2\n3\n", "{}", said.err);
+    assert_eq!(["ready", "leased", "dead"].map(|count| server.count("t", count)), [0, 0, 1]);
+}
+
 #[test]
 fn an_idle_worker_does_not_wait_for_its_claim_to_end() {
     let server = Server::start();

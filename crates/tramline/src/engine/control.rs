@@ -57,6 +57,9 @@ impl Tramline {
         // A topic that it has left may have been full of items of tallies; so below.
         self.courier().look();
         self.catch_up(subscription.id).await;
+        if subscription.policy.push.is_some() {
+            self.pushes().notify_one();
+        }
         Ok(subscription)
     }
 

@@ -33,6 +33,7 @@ pub mod names;
 pub mod options;
 pub mod plugin;
 mod presence;
+pub mod push;
 pub mod receipt;
 pub mod remote;
 mod run;

@@ -8,6 +8,7 @@ use crate::engine::handler::Bound;
 use crate::error::{Error, Result};
 use crate::model::event::StoredEvent;
 use crate::model::outcome::Outcome;
+use crate::push::retry_after::retry_after;
 use async_trait::async_trait;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +38,6 @@ pub struct HttpForward {
     client: reqwest::Client,
     url: reqwest::Url,
 }
-
-/// No server is obeyed for longer than this.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 impl HttpForward {
     /// Forwards to `url`, with at most `timeout` for each request.
@@ -80,9 +78,8 @@ fn judge(status: reqwest::StatusCode, headers: &reqwest::header::HeaderMap) -> O
     if status.is_success() {
         return Outcome::Done;
     }
-    let asked = headers.get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    match (status.as_u16(), asked.map(Duration::from_secs)) {
-        (429 | 503, Some(delay)) => Outcome::Snooze { delay: delay.min(LONGEST_WAIT) },
+    match (status.as_u16(), retry_after(headers)) {
+        (429 | 503, Some(delay)) => Outcome::Snooze { delay },
         _ => Outcome::retry(format!("the receiver answered {status}")),
     }
 }

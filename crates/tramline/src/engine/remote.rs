@@ -68,7 +68,7 @@ impl Tramline {
         }
     }
 
-    async fn take_now(&self, take: &Take) -> Result<Claimed> {
+    pub(crate) async fn take_now(&self, take: &Take) -> Result<Claimed> {
         let mut claimed = self.store().claim(self.claim_for(take, Suspects::Leave)).await?;
         self.courier().send(&claimed.news);
         if claimed.slices.is_empty() && claimed.suspects_wait {

@@ -65,7 +65,8 @@ impl Tallies {
     /// Opens a tally.
     ///
     /// # Errors
-    /// `Invalid` or `TooLarge` for what cannot be; `NotFound` or `Conflict` when its parent does not exist or takes no items;
+    /// `Invalid` or `TooLarge` for what cannot be; `NotFound` or `Conflict` when its parent does not exist or takes no items, or the item has ended,
+    /// is an event or has another tally that stands for it;
     /// `Conflict` when its idempotency key was used for another tally. `Unavailable`: only with an idempotency key was it
     /// repeated, and may be again.
     pub async fn open(&self, tally: NewTally) -> Result<OpenedTally> {
@@ -94,7 +95,7 @@ impl Tallies {
     /// Adds items from inside an unfinished item of the same tally: a growing one takes them even after it was sealed.
     ///
     /// # Errors
-    /// As [`Tallies::add`]; `Conflict` when the item is finished.
+    /// As [`Tallies::add`]; `Conflict` when there is no such item, or the tally is sealed and the item is finished.
     pub async fn add_within(&self, item: TallyItem, count: u64) -> Result<Added> {
         self.add_items(item.tally, count, Some(item.number), Incarnation::random().0).await
     }
@@ -198,6 +199,7 @@ impl Tallies {
     /// # Errors
     /// `Unavailable`.
     pub async fn list(&self, list: ListTallies) -> Result<Vec<Tally>> {
+        let list = ListTallies { now: self.clock.now(), ..list };
         self.patiently(TRIES, || self.store.tallies(list.clone())).await
     }
 

@@ -22,6 +22,7 @@ use crate::store::{Opened, Store};
 use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use std::sync::Arc;
+use tokio::sync::Notify;
 
 /// A store of events, and everything that can be done with it. Cheap to clone; clones are the same.
 #[derive(Clone, Debug)]
@@ -43,6 +44,8 @@ struct Inner {
     gate: Gate,
     courier: Arc<Courier>,
     tallies: Tallies,
+    /// Rings when a push subscription was changed here.
+    pushes: Notify,
 }
 
 impl Tramline {
@@ -94,6 +97,7 @@ impl Tramline {
             gate: Gate::default(),
             tallies: Tallies::new(store.clone(), clock.clone(), wake.clone(), courier.clone()),
             courier,
+            pushes: Notify::new(),
             store,
             opened,
             clock,
@@ -222,6 +226,10 @@ impl Tramline {
 
     pub(crate) fn courier(&self) -> &Arc<Courier> {
         &self.inner.courier
+    }
+
+    pub(crate) fn pushes(&self) -> &Notify {
+        &self.inner.pushes
     }
 
     pub(crate) fn gate(&self) -> &Gate {

@@ -159,6 +159,7 @@ impl ChunkRow {
             if at + length > self.body.len() {
                 return Err(self.damaged());
             }
+            let item = item.map(Item::read);
             events.push(StoredEvent {
                 id: EventId::at(self.chunk, index as u32),
                 topic: topic.clone(),
@@ -169,7 +170,8 @@ impl ChunkRow {
                 content_type: if content_type.is_empty() { json.clone() } else { types.get(&content_type) },
                 headers: self.headers(index, headers, &no_headers),
                 emitted_at: self.emitted_at,
-                item: item.map(|item| item.read().item),
+                item: item.map(|item| item.item),
+                item_ends_with: item.map(|item| item.subscription),
             });
             at += length;
         }

@@ -336,8 +336,17 @@ pub struct StoredEvent {
     pub headers: Arc<Headers>,
     /// When it was stored, by the store's clock.
     pub emitted_at: Time,
-    /// The item of a tally that it is.
+    /// The item of a tally that it is. A subscription is shown only items that end with its own settling.
     pub item: Option<TallyItem>,
+    pub(crate) item_ends_with: Option<SubscriptionId>,
+}
+
+impl StoredEvent {
+    /// The event as a subscription is shown it. By number: one that has the name of a deleted one does not end its items.
+    pub(crate) fn shown_to(&self, subscription: SubscriptionId) -> StoredEvent {
+        let item = self.item.filter(|_| self.item_ends_with == Some(subscription));
+        StoredEvent { item, ..self.clone() }
+    }
 }
 
 /// What an emit gives back for each of its events, in the order they were given.

@@ -148,7 +148,7 @@ impl Health {
         self.failed += 1;
         self.failing_since.get_or_insert(attempt.at);
         // Requests that were under way together fail together: that is one failure to learn from.
-        if self.failures == 0 || self.failed_at.is_none_or(|before| attempt.at >= before) {
+        if self.failures == 0 || self.failed_at.is_none_or(|before| attempt.at > before) {
             self.failures = self.failures.saturating_add(1);
             self.failed_at = Some(now);
         }
@@ -234,7 +234,7 @@ mod tests {
             health.record(&attempt(100, Verdict::Failed), &push, Time(200));
         }
         assert_eq!((health.failures, health.failed, health.points), (1, 8, 84));
-        health.record(&attempt(200, Verdict::Failed), &push, Time(300));
+        health.record(&attempt(201, Verdict::Failed), &push, Time(300));
         assert_eq!(health.failures, 2);
     }
 

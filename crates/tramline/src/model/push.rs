@@ -42,6 +42,9 @@ pub struct Push {
     /// The user name of Basic authentication at the receiver; encrypted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// The whole header `Authorization` for the receiver; encrypted. Comes before `user`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub authorization: Option<String>,
 }
 
 /// A signing secret as it is stored: encrypted, with what may be shown of it.
@@ -100,6 +103,7 @@ const MAX_SECRETS: usize = 8;
 const OWN_HEADERS: &[&str] = &[
     "host",
     "content-length",
+    "authorization",
     "content-type",
     "transfer-encoding",
     "connection",
@@ -126,6 +130,7 @@ impl Default for Push {
             handshake: false,
             secrets: Vec::new(),
             user: None,
+            authorization: None,
         }
     }
 }
@@ -198,7 +203,7 @@ impl Push {
             if OWN_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
                 return Err(Error::invalid(
                     format!("the header {name:?} is set by every request itself"),
-                    "leave it out",
+                    "leave it out; credentials go into authorization, which is stored encrypted",
                 ));
             }
         }

@@ -5,18 +5,19 @@
 //! decided under its lock.
 
 mod ack;
+mod grow;
 mod place;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use ack::{Acks, Delta, Standing, gather};
+pub(crate) use grow::{ItemRow, Origin};
 pub(crate) use place::{Placement, origins, place, unknown, wanted};
 
 use crate::error::{Error, Result};
 use crate::model::id::TallyId;
 use crate::model::tally::news::{News, Outgoing};
-use crate::model::tally::part::PART;
-use crate::model::tally::{Added, MAX_ITEMS, Tally, TallyItem, TallyState};
+use crate::model::tally::{MAX_ITEMS, Tally, TallyItem, TallyState};
 use crate::model::time::Time;
 use serde_json::Value;
 
@@ -79,11 +80,21 @@ pub(crate) struct Unfinished {
 }
 
 impl TallyRow {
+    /// Where it is in its life. One whose time is over has expired, whether or not a sweep has met it; only a sweep writes that.
+    pub(crate) fn state_at(&self, now: Time) -> TallyState {
+        if self.is_overdue(now) { TallyState::Expired } else { self.state }
+    }
+
+    fn is_overdue(&self, now: Time) -> bool {
+        !self.state.has_ended() && self.expires_at.is_some_and(|expires_at| expires_at <= now)
+    }
+
     /// What users are shown.
-    pub(crate) fn view(self, metadata: Option<Value>, unfinished: Unfinished) -> Tally {
+    pub(crate) fn view(self, metadata: Option<Value>, unfinished: Unfinished, now: Time) -> Tally {
+        let ended_at = if self.is_overdue(now) { self.expires_at } else { self.ended_at };
         Tally {
             id: self.id,
-            state: self.state,
+            state: self.state_at(now),
             user_key: self.user_key,
             topic: self.topic,
             metadata,
@@ -95,72 +106,20 @@ impl TallyRow {
             failed: self.failed + unfinished.failed,
             created_at: self.created_at,
             sealed_at: self.sealed_at,
-            ended_at: self.ended_at,
+            ended_at,
             active_at: unfinished.active_at.unwrap_or_default().max(self.active_at),
             expires_at: self.expires_at,
         }
     }
 
     /// What acks have to know of it.
-    pub(crate) fn standing(&self) -> Standing {
-        Standing { state: self.state, estimated: self.estimated }
+    pub(crate) fn standing(&self, now: Time) -> Standing {
+        Standing { state: self.state_at(now), estimated: self.estimated }
     }
 
     /// True if it is complete, and this call made it so: its answer was lost, and it is repeated.
     pub(crate) fn was_completed_by(&self, by: i64) -> bool {
         self.state == TallyState::Complete && self.ended_by == by && by != 0
-    }
-
-    /// Makes room for items. `inside`: they are added from inside an item that is unfinished.
-    pub(crate) fn grow(&mut self, count: u64, inside: bool, now: Time) -> Result<Added> {
-        self.check_growth(count, inside)?;
-        Ok(self.grow_by(count, now))
-    }
-
-    fn check_growth(&self, count: u64, inside: bool) -> Result<()> {
-        if self.estimated {
-            return Err(Error::invalid(
-                format!("tally {} is estimated and has no items", self.id),
-                "count it up instead",
-            ));
-        }
-        let grows = self.state == TallyState::Sealed && self.growing && inside;
-        if self.state != TallyState::Open && !grows {
-            return Err(self.takes_no_more());
-        }
-        if count == 0 || self.total.saturating_add(count) > MAX_ITEMS {
-            return Err(Error::invalid(
-                format!("{count} items cannot be added"),
-                "add at least one; a tally has at most 2^40",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Every addition begins a part: so it never changes one that somebody may be acking.
-    fn grow_by(&mut self, count: u64, now: Time) -> Added {
-        let added = Added { first: self.next_part * PART, count };
-        let parts = count.div_ceil(PART);
-        self.next_part += parts;
-        self.parts_left += parts;
-        self.total += count;
-        self.active_at = now;
-        added
-    }
-
-    fn takes_no_more(&self) -> Error {
-        let (what, remedy) = match self.state {
-            TallyState::Sealed if self.growing => (
-                "is sealed and grows only from inside its unfinished items",
-                "name an item that is not finished",
-            ),
-            TallyState::Sealed => ("is sealed", "add before sealing, or open it as growing"),
-            TallyState::Complete => ("is complete", "open another one"),
-            TallyState::Cancelled => ("was cancelled", "open another one"),
-            TallyState::Expired => ("has expired", "open another one"),
-            TallyState::Open => ("takes no more items", ""),
-        };
-        Error::conflict(format!("tally {} {what}", self.id), remedy)
     }
 
     /// Seals it. Gives whether `by` is the call that completed it.
@@ -174,8 +133,8 @@ impl TallyRow {
         // One that grows may have grown since it was sealed.
         let grown = self.growing && self.state != TallyState::Open;
         let wrong = expected.filter(|expected| *expected != self.total && !grown);
-        match self.state {
-            TallyState::Cancelled | TallyState::Expired => Err(self.takes_no_more()),
+        match self.state_at(now) {
+            TallyState::Cancelled | TallyState::Expired => Err(self.takes_no_more(now)),
             _ if wrong.is_some() => Err(Error::conflict(
                 format!("tally {} has {} items and not {}", self.id, self.total, wrong.unwrap_or_default()),
                 "add what is missing, or seal it without naming a number",
@@ -197,7 +156,9 @@ impl TallyRow {
         self.done = self.done.saturating_add_signed(delta.done);
         self.failed = self.failed.saturating_add_signed(delta.failed);
         self.active_at = self.active_at.max(now);
-        if let Some(item) = delta.failure.filter(|_| self.tells.awaits_failure() && !self.state.has_ended()) {
+        if let Some(item) =
+            delta.failure.filter(|_| self.tells.awaits_failure() && !self.state_at(now).has_ended())
+        {
             self.tells.0 |= Tells::FAILURE_TOLD;
             outbox.push(Outgoing { item: Some(item), ..self.outgoing(News::Failure) });
         }
@@ -215,10 +176,11 @@ impl TallyRow {
         if by.unsigned_abs() > MAX_ITEMS {
             return Err(Error::invalid(format!("{by} is too much to count at once"), "count at most 2^40"));
         }
-        if by > 0 && self.state != TallyState::Open {
-            return Err(self.takes_no_more());
+        let state = self.state_at(now);
+        if by > 0 && state != TallyState::Open {
+            return Err(self.takes_no_more(now));
         }
-        if matches!(self.state, TallyState::Cancelled | TallyState::Expired) {
+        if matches!(state, TallyState::Cancelled | TallyState::Expired) {
             return Ok(false);
         }
         self.total = self.total.saturating_add(by.max(0).unsigned_abs()).min(MAX_ITEMS);
@@ -229,9 +191,9 @@ impl TallyRow {
 
     /// Gives it up. False if that was done before.
     pub(crate) fn cancel(&mut self, now: Time, outbox: &mut Vec<Outgoing>) -> Result<bool> {
-        match self.state {
+        match self.state_at(now) {
             TallyState::Cancelled => Ok(false),
-            TallyState::Complete | TallyState::Expired => Err(self.takes_no_more()),
+            TallyState::Complete | TallyState::Expired => Err(self.takes_no_more(now)),
             TallyState::Open | TallyState::Sealed => {
                 self.end(TallyState::Cancelled, now);
                 self.tell_parent(News::ParentFailed, outbox);
@@ -240,21 +202,29 @@ impl TallyRow {
         }
     }
 
-    /// Its time is over.
+    /// Writes down that its time is over, and tells it.
     pub(crate) fn expire(&mut self, now: Time, outbox: &mut Vec<Outgoing>) {
-        if self.state.has_ended() {
+        if !self.is_overdue(now) {
             return;
         }
+        self.tell_expiry(outbox);
         self.end(TallyState::Expired, now);
+        self.ended_at = self.expires_at;
+    }
+
+    fn tell_expiry(&self, outbox: &mut Vec<Outgoing>) {
         if self.tells.tells(News::Expiry) {
             outbox.push(self.outgoing(News::Expiry));
         }
         self.tell_parent(News::ParentFailed, outbox);
     }
 
-    /// It is removed. If it has not ended, what it stands for fails.
-    pub(crate) fn remove(&self, outbox: &mut Vec<Outgoing>) {
-        if !self.state.has_ended() {
+    /// It is removed. If it has not ended, what it stands for fails; if it has expired and no sweep has told it, this is the last
+    /// chance to do so.
+    pub(crate) fn remove(&self, now: Time, outbox: &mut Vec<Outgoing>) {
+        if self.is_overdue(now) {
+            self.tell_expiry(outbox);
+        } else if !self.state.has_ended() {
             self.tell_parent(News::ParentFailed, outbox);
         }
     }
@@ -278,7 +248,7 @@ impl TallyRow {
     /// Completes it if it is sealed and nothing is left.
     fn complete(&mut self, by: i64, now: Time, outbox: &mut Vec<Outgoing>) -> bool {
         let left = if self.estimated { self.total > self.done } else { self.parts_left > 0 };
-        if self.state != TallyState::Sealed || left {
+        if self.state_at(now) != TallyState::Sealed || left {
             return false;
         }
         self.end(TallyState::Complete, now);

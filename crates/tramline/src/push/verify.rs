@@ -1,4 +1,4 @@
-//! The receiver's side of [`sign`](super::sign): is this request what its sender says?
+//! The receiver's side of [`sign`](mod@super::sign): is this request what its sender says?
 
 use super::sign::{self, Secret, decode, head};
 use crate::error::{Error, Result};

@@ -91,7 +91,7 @@ impl RawClaim {
             for index in slice.mask.iter() {
                 if let Some(event) = all.get(index as usize) {
                     let skipped = self.skipped.remove(&event.id).unwrap_or_default();
-                    events.push(ClaimedEvent { event: event.clone(), skipped });
+                    events.push(ClaimedEvent { event: event.shown_to(slice.subscription), skipped });
                 }
             }
             slices.push(ClaimedSlice {

@@ -163,7 +163,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// What was tried lately, newest first.
     async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>>;
 
-    /// Opens a tally. `Conflict` when its idempotency key was used for another one; `NotFound` when it has no such parent.
+    /// Opens a tally. `Conflict` when its idempotency key was used for another one, or its item cannot have it; `NotFound` when it has
+    /// no such parent.
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally>;
     /// Adds items. `NotFound`; `Conflict` when it is sealed (and does not grow from inside an unfinished item) or has ended.
     async fn add_items(&self, add: AddItems) -> Result<Added>;
@@ -213,6 +214,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
     /// The store's time.
     async fn now(&self) -> Result<Time>;
+    /// Writes, durably, what nobody reads: whether a store can be written is known only by trying. `Unavailable`.
+    async fn probe(&self) -> Result<()>;
     /// Ends background work and closes connections.
     async fn close(&self);
 }

@@ -80,7 +80,29 @@ pub(crate) fn hash(tally: &NewTally) -> Vec<u8> {
         field(&kind.to_string());
         field(&text);
     }
+    if tally.user_key.as_deref() == Some("") {
+        field("an empty user key, which is not the same as none");
+    }
     digest.finalize().to_vec()
+}
+
+/// What was added together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Of {
+    /// Plain items, known by a token if they are to be added only once.
+    Items(Option<i64>),
+    /// Events: no other tally can stand for one of these.
+    Events,
+}
+
+impl Of {
+    /// As it is stored: the token, and whether these are events.
+    pub(crate) fn columns(self) -> (Option<i64>, bool) {
+        match self {
+            Of::Items(token) => (token, false),
+            Of::Events => (None, true),
+        }
+    }
 }
 
 /// The key was used for another tally.
@@ -94,14 +116,6 @@ pub(crate) fn reused(key: &str) -> Error {
 /// The token was used for another addition.
 pub(crate) fn added_otherwise() -> Error {
     Error::conflict("the key was used to add another number of items", "use a new key for another addition")
-}
-
-/// The item that a new tally is to stand for has ended, or never was.
-pub(crate) fn no_such_item(item: TallyItem) -> Error {
-    Error::conflict(
-        format!("item {} of tally {} is not pending", item.number, item.tally),
-        "add an item for the new tally first, or let it be added",
-    )
 }
 
 /// A stored number that stands for a state.

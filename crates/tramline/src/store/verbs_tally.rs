@@ -131,6 +131,8 @@ pub struct ListTallies {
     pub after: TallyId,
     /// How many at most.
     pub limit: u32,
+    /// Test time.
+    pub now: Option<Time>,
 }
 
 /// Removes tallies that nothing has happened to for long. Work is bounded: repeat it while there is more.
@@ -159,7 +161,7 @@ pub struct ReapedTallies {
     pub more: bool,
 }
 
-/// How many tallies there are in each state.
+/// How many tallies there are in each state. One whose time is over counts as expired once a sweep has met it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TallyCounts {
     /// Take items.

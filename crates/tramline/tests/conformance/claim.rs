@@ -18,6 +18,7 @@ conformance![
     single_claims_have_one_event_per_lease,
     a_lease_lasts_as_the_claim_or_else_the_policy_says,
     a_claim_tells_the_time_of_the_store,
+    a_store_that_can_be_written_says_so_and_nothing_changes,
     a_first_claim_has_no_attempts_and_no_crashes,
     counts_show_what_is_under_way_apart,
     the_oldest_ready_event_is_told,
@@ -172,6 +173,14 @@ async fn a_claim_tells_the_time_of_the_store(bed: Bed) {
     assert_eq!(queue.claim(1).await.now, bed.time());
     let by_its_clock = queue.take(Claim { now: None, ..queue.wish(1) }).await.now;
     assert!(by_its_clock <= bed.store.now().await.unwrap());
+}
+
+async fn a_store_that_can_be_written_says_so_and_nothing_changes(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let before = bed.emit(plain_event()).await;
+    bed.store.probe().await.unwrap();
+    assert_eq!(queue.counts().await, Counts { ready: 1, ..Counts::default() });
+    assert!(before < bed.emit(plain_event()).await);
 }
 
 async fn a_first_claim_has_no_attempts_and_no_crashes(bed: Bed) {

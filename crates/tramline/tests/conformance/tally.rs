@@ -30,6 +30,7 @@ conformance![
     an_estimated_tally_may_go_below_zero_while_it_is_open,
     estimated_and_exact_tallies_are_not_mixed_up,
     a_growing_tally_grows_from_inside_an_unfinished_item,
+    an_open_tally_does_not_grow_from_inside_an_item_that_never_was,
 ];
 
 fn done(tally: TallyId, items: &[(u64, u64)]) -> Ack {
@@ -309,6 +310,7 @@ async fn tallies_are_listed_by_state_and_user_key_page_by_page(bed: Bed) {
             user_key: user_key.map(str::to_owned),
             after: TallyId(0),
             limit: 2,
+            now: bed.now(),
         };
         let mut ids = Vec::new();
         loop {
@@ -432,4 +434,24 @@ async fn a_growing_tally_grows_from_inside_an_unfinished_item(bed: Bed) {
     assert!(!bed.ack(tally, more.first).await);
     assert!(bed.ack(tally, last.first).await);
     assert_eq!(bed.store.add_items(add(Some(last.first))).await.unwrap_err().kind(), Kind::Conflict);
+}
+
+async fn an_open_tally_does_not_grow_from_inside_an_item_that_never_was(bed: Bed) {
+    let tally = bed.open(NewTally::new()).await;
+    bed.add(tally, 2).await;
+    bed.ack(tally, 0).await;
+    let add = |number| AddItems { tally, count: 1, within: Some(number), token: None, now: bed.now() };
+    for number in [2, 4096, u64::MAX] {
+        assert_eq!(bed.store.add_items(add(number)).await.unwrap_err().kind(), Kind::Conflict, "{number}");
+    }
+    // A replayed event may add from inside its item, which has ended.
+    for number in [0, 1] {
+        bed.store.add_items(add(number)).await.unwrap();
+    }
+    bed.queue(unordered()).await;
+    let emit = async |number| {
+        bed.try_emit(vec![plain_event().within(TallyItem { tally, number })]).await.map(|_| ())
+    };
+    assert_eq!(emit(5).await.unwrap_err().kind(), Kind::Conflict);
+    emit(1).await.unwrap();
 }

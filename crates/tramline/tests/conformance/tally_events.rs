@@ -8,6 +8,7 @@ conformance![
     an_event_in_a_tally_is_an_item_that_ends_with_it,
     events_of_many_chunks_and_units_are_items,
     an_event_knows_its_item,
+    only_the_subscription_that_ends_an_item_is_shown_it,
     only_the_named_subscription_ends_the_item,
     a_tally_without_a_subscription_to_end_its_items_is_refused,
     an_emit_into_a_sealed_or_unknown_tally_is_refused_alone,
@@ -77,6 +78,31 @@ async fn an_event_knows_its_item(bed: Bed) {
     assert_eq!(items, [Some(TallyItem { tally, number: 0 }), None]);
     let found = bed.find(id).await.unwrap().event;
     assert_eq!(found.item, Some(TallyItem { tally, number: 1 }));
+}
+
+/// A subscription that was deleted and created again under its name was shown the items of the first one, which fail whatever
+/// the second one does.
+async fn only_the_subscription_that_ends_an_item_is_shown_it(bed: Bed) {
+    let shown = async |queue: &Queue| {
+        let claimed = queue.claim(10).await;
+        let item = claimed.slices[0].events[0].event.item;
+        queue.settle(&claimed, Outcome::dead("no")).await;
+        assert_eq!(queue.dead().await[0].event.item, item);
+        item
+    };
+    for (topic, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let other = bed.queue_named(&format!("{topic}-other"), &[topic], policy.clone()).await;
+        let own = bed.queue_named(topic, &[topic], policy.clone()).await;
+        let tally = bed.open(NewTally::new()).await;
+        bed.emit(Event::new(topic, "x").key("a").tally_of(tally, topic)).await;
+        assert_eq!(shown(&other).await, None);
+        assert_eq!(shown(&own).await, Some(TallyItem { tally, number: 0 }));
+        bed.store.delete_subscription(topic).await.unwrap();
+        let id = bed.subscribe(topic, &[topic], policy, Start::Beginning).await.unwrap().id;
+        let again = Queue { id, ..own };
+        again.backfill().await;
+        assert_eq!(shown(&again).await, None);
+    }
 }
 
 async fn only_the_named_subscription_ends_the_item(bed: Bed) {

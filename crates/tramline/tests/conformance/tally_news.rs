@@ -13,6 +13,8 @@ conformance![
     a_child_that_fails_or_ends_early_fails_its_item,
     tallies_of_tallies_complete_from_the_leaves_to_the_root,
     a_child_needs_a_pending_item,
+    an_item_has_one_child_and_is_no_event,
+    children_that_are_opened_at_once_for_one_item_are_one,
 ];
 
 const TOLD: &str = "told";
@@ -167,6 +169,42 @@ async fn tallies_of_tallies_complete_from_the_leaves_to_the_root(bed: Bed) {
         assert!(bed.tally(tally).await.is_complete());
     }
     assert_eq!(kinds(&bed).await, [Arc::from("root")]);
+}
+
+/// Two children of one item ended it when the first of them was complete, and their parent was complete too early.
+async fn an_item_has_one_child_and_is_no_event(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let parent = bed.open(NewTally::new()).await;
+    let number = bed.add(parent, 2).await.first;
+    let child = |number| NewTally::new().parent(Parent::Item(TallyItem { tally: parent, number }));
+    let refused = async |number| bed.try_open(child(number)).await.unwrap_err().kind();
+    let first = bed.open(child(number).idempotency_key("first")).await;
+    assert_eq!(bed.open(child(number).idempotency_key("first")).await, first);
+    assert_eq!(refused(number).await, Kind::Conflict);
+    bed.seal(first).await;
+    assert_eq!(refused(number).await, Kind::Conflict, "complete, and not told yet");
+    bed.deliver().await;
+    assert_eq!(refused(number).await, Kind::Conflict, "the item is done");
+    let second = bed.open(child(number + 1)).await;
+    bed.store.delete_tally(NameTally { tally: second, now: bed.now() }).await.unwrap();
+    assert_eq!(refused(number + 1).await, Kind::Conflict, "deleted, and not told yet");
+    let added = bed.open(NewTally::new().parent(Parent::New(parent))).await;
+    let number = bed.tally(added).await.parent.unwrap().number;
+    assert_eq!(refused(number).await, Kind::Conflict, "added for another one");
+    bed.emit(plain_event().tally(parent)).await;
+    let event = queue.claim(1).await.slices[0].events[0].event.item.unwrap();
+    assert_eq!(refused(event.number).await, Kind::Conflict, "an event");
+}
+
+async fn children_that_are_opened_at_once_for_one_item_are_one(bed: Bed) {
+    let parent = bed.open(NewTally::new()).await;
+    let number = bed.add(parent, 1).await.first;
+    let child = NewTally::new().parent(Parent::Item(TallyItem { tally: parent, number }));
+    let opened = in_parallel(8, |_| {
+        let (bed, child) = (bed.clone(), child.clone());
+        async move { bed.try_open(child).await.is_ok() }
+    });
+    assert_eq!(opened.await.iter().filter(|opened| **opened).count(), 1);
 }
 
 async fn a_child_needs_a_pending_item(bed: Bed) {

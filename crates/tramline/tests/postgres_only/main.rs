@@ -6,5 +6,6 @@ mod claims;
 mod locks;
 mod opening;
 mod plain_sql;
+mod plans;
 mod tallies;
 mod transactions;

@@ -353,6 +353,9 @@ impl Store for Disturbed {
     async fn now(&self) -> Result<Time> {
         self.inner.now().await
     }
+    async fn probe(&self) -> Result<()> {
+        self.inner.probe().await
+    }
     async fn close(&self) {
         self.inner.close().await;
     }

@@ -3,12 +3,14 @@
 use super::{items, standing};
 use crate::cli::Cx;
 use crate::cli::failure::{Exit, Failure};
+use crate::cli::value;
 use serde_json::Value;
 
 /// Items that ended.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The tally
+    #[arg(value_parser = value::tally)]
     tally: String,
     /// Numbers, and ranges such as 10-19; `-` reads them from standard input
     #[arg(required = true, value_name = "ITEM")]

@@ -3,6 +3,7 @@
 use super::standing;
 use crate::cli::Cx;
 use crate::cli::failure::Failure;
+use crate::cli::value;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 #[derive(clap::Args)]
 pub(super) struct Add {
     /// The tally
+    #[arg(value_parser = value::tally)]
     tally: String,
     /// How many
     count: u64,
@@ -46,6 +48,7 @@ fn range(added: &Value) -> String {
 #[derive(clap::Args)]
 pub(super) struct Seal {
     /// The tally
+    #[arg(value_parser = value::tally)]
     tally: String,
     /// How many items it must have; with another number it stays open
     #[arg(long, value_name = "COUNT")]
@@ -63,6 +66,7 @@ pub(super) async fn seal(cx: Cx, args: Seal) -> Result<(), Failure> {
 #[derive(clap::Args)]
 pub(super) struct Count {
     /// The tally
+    #[arg(value_parser = value::tally)]
     tally: String,
     /// Positive for work that was added, negative for work that was done
     #[arg(allow_negative_numbers = true)]

@@ -34,7 +34,10 @@ fn item(word: &str) -> Result<Value, Failure> {
     let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
     match word.split_once('-') {
         None => Ok(json!(number(word)?)),
-        Some((first, last)) => Ok(json!([number(first)?, number(last)?])),
+        Some((first, last)) => {
+            let (first, last) = (number(first)?, number(last)?);
+            if first <= last { Ok(json!([first, last])) } else { Err(wrong()) }
+        }
     }
 }
 
@@ -46,7 +49,7 @@ mod tests {
     fn items_are_numbers_and_ranges() {
         let all = requests(&["3".to_owned(), "10-19".to_owned()]).unwrap();
         assert_eq!(all, [json!({"items": [3, [10, 19]]})]);
-        for bad in ["x", "1-", "-1", "1-2-3", ""] {
+        for bad in ["x", "1-", "-1", "1-2-3", "", "19-10"] {
             assert!(requests(&[bad.to_owned()]).is_err(), "{bad}");
         }
     }

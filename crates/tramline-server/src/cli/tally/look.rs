@@ -6,27 +6,31 @@ use crate::cli::dead::Page;
 use crate::cli::failure::Failure;
 use crate::cli::list::next;
 use crate::cli::print::{Column, bold, cell, clean};
+use crate::cli::value;
 use serde_json::{Value, json};
 
 /// Which tally.
 #[derive(clap::Args)]
 pub(super) struct Which {
     /// The tally
+    #[arg(value_parser = value::tally)]
     tally: String,
 }
 
 /// Which tallies.
 #[derive(clap::Args)]
 pub(super) struct List {
-    /// Only in these states, with commas: open, sealed, complete, cancelled, expired
-    #[arg(long)]
-    state: Option<String>,
+    /// Only in these states, with commas
+    #[arg(long, value_delimiter = ',', value_parser = STATES)]
+    state: Vec<String>,
     /// Only with this user key
     #[arg(long, value_name = "TEXT")]
     user_key: Option<String>,
     #[command(flatten)]
     page: Page,
 }
+
+const STATES: [&str; 5] = ["open", "sealed", "complete", "cancelled", "expired"];
 
 const TALLY: &[Column] = &[
     ("TALLY", |it| cell(&it["tally"])),
@@ -79,8 +83,12 @@ pub(super) async fn get(cx: Cx, which: Which) -> Result<(), Failure> {
 /// `tramline tally list`.
 pub(super) async fn list(cx: Cx, list: List) -> Result<(), Failure> {
     let mut query = vec![("limit", list.page.limit.to_string())];
-    query.extend(list.page.after.map(|after| ("after", after)));
-    query.extend(list.state.map(|state| ("state", state)));
+    if let Some(after) = list.page.after {
+        query.push(("after", value::tally(&after).map_err(Failure::usage)?));
+    }
+    if !list.state.is_empty() {
+        query.push(("state", list.state.join(",")));
+    }
     query.extend(list.user_key.map(|key| ("user_key", key)));
     let answer = cx.client.get(&["v1", "tallies"], &query).await?;
     cx.print.items(answer["items"].as_array().map_or(&[], Vec::as_slice), TALLY)?;

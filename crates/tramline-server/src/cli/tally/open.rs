@@ -87,11 +87,11 @@ fn event(text: &str) -> Result<Value, String> {
 
 fn parent(text: &str) -> Result<Value, String> {
     match text.split_once(':') {
-        None => Ok(json!({"id": text})),
+        None => Ok(json!({"id": value::tally(text)?})),
         Some((tally, item)) => {
             let item: u64 =
                 item.parse().map_err(|_| "use the number of a tally, or tally:item".to_owned())?;
-            Ok(json!({"id": tally, "item": item}))
+            Ok(json!({"id": value::tally(tally)?, "item": item}))
         }
     }
 }
@@ -111,6 +111,6 @@ mod tests {
     fn a_parent_is_a_tally_or_one_of_its_items() {
         assert_eq!(parent("7"), Ok(json!({"id": "7"})));
         assert_eq!(parent("7:3"), Ok(json!({"id": "7", "item": 3})));
-        assert!(parent("7:x").is_err());
+        assert!(["7:x", "x", "x:3", "", "-7"].iter().all(|bad| parent(bad).is_err()));
     }
 }

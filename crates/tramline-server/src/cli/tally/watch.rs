@@ -20,6 +20,7 @@ server cannot be reached, 4 not found";
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The tally
+    #[arg(value_parser = value::tally)]
     tally: String,
     /// How often to look
     #[arg(long, default_value = "500ms", value_parser = value::duration, value_name = "DURATION")]

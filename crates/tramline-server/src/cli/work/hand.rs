@@ -1,5 +1,5 @@
 //! The events in hand, by lease. Several events can share one, and a lease is given back as a whole: only when none of its events
-//! runs any more.
+//! runs any more, and at most once only if the server knows what became of those that were begun.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -16,6 +16,8 @@ struct Held {
     active: usize,
     /// Some events were not run, and are the server's again once the lease is given back.
     left: bool,
+    /// An event was begun that must not be begun again, and the server does not know what became of it.
+    spent: bool,
     /// Until when it is certainly ours.
     until: Instant,
     /// Stops the commands of its events.
@@ -30,7 +32,7 @@ impl Hand {
         until: Instant,
         kill: &CancellationToken,
     ) -> CancellationToken {
-        let new = || Held { active: 0, left: false, until, stop: kill.child_token() };
+        let new = || Held { active: 0, left: false, spent: false, until, stop: kill.child_token() };
         let held = self.leases.entry(lease.to_owned()).or_insert_with(new);
         held.active += 1;
         held.stop.clone()
@@ -38,23 +40,28 @@ impl Hand {
 
     /// An event was settled. The lease, if it is to be given back now.
     pub(super) fn settled(&mut self, lease: &str) -> Option<String> {
-        self.end(lease, false)
+        self.end(lease, |_| {})
     }
 
     /// An event was not run to its end. The lease, if it is to be given back now.
     pub(super) fn leave(&mut self, lease: &str) -> Option<String> {
-        self.end(lease, true)
+        self.end(lease, |held| held.left = true)
     }
 
-    fn end(&mut self, lease: &str, left: bool) -> Option<String> {
+    /// An event was begun, must not be begun again, and could not be settled. Its lease is never given back.
+    pub(super) fn spent(&mut self, lease: &str) {
+        self.end(lease, |held| held.spent = true);
+    }
+
+    fn end(&mut self, lease: &str, note: impl FnOnce(&mut Held)) -> Option<String> {
         let held = self.leases.get_mut(lease)?;
         held.active -= 1;
-        held.left |= left;
+        note(held);
         if held.active > 0 {
             return None;
         }
         let held = self.leases.remove(lease)?;
-        held.left.then(|| lease.to_owned())
+        (held.left && !held.spent).then(|| lease.to_owned())
     }
 
     /// How many events are in hand.
@@ -118,6 +125,14 @@ mod tests {
         assert_eq!(hand.settled("a"), Some("a".to_owned()));
         assert_eq!(hand.settled("b"), None, "all of it is settled");
         assert_eq!(hand.events(), 0);
+    }
+
+    #[test]
+    fn a_lease_with_an_event_that_may_have_run_is_not_given_back() {
+        let (mut hand, _, _) = hand(&["a", "a", "b"]);
+        hand.spent("a");
+        assert_eq!(hand.leave("a"), None);
+        assert_eq!(hand.leave("b"), Some("b".to_owned()));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) struct Setup {
     pub(super) concurrency: usize,
     /// Events of one key run one after the other.
     pub(super) ordered: bool,
-    /// At most once: a claim is final. It is extended, so that what runs is not called interrupted, but never given back.
+    /// At most once: what was begun is final. It is extended, so that what runs is not called interrupted, but never given back.
     pub(super) consumed: bool,
     pub(super) lease: Duration,
     /// How long a command may run.
@@ -189,14 +189,18 @@ impl Pool {
         self.freed(release).await;
     }
 
-    /// An event leaves the hand with an outcome.
-    pub(super) async fn settled(&self, lease: &str) {
+    /// An event leaves the hand with an outcome, which the server has taken or not.
+    pub(super) async fn ended(&self, lease: &str, taken: bool) {
+        if self.setup.consumed && !taken {
+            self.hand().spent(lease);
+            return self.freed.notify_one();
+        }
         let release = self.hand().settled(lease);
         self.freed(release).await;
     }
 
     async fn freed(&self, release: Option<String>) {
-        if let Some(lease) = release.filter(|_| !self.setup.consumed) {
+        if let Some(lease) = release {
             // Best effort: the lease ends by itself if this fails.
             if let Err(failure) = self.ask::<Value>("release", &json!({"leases": [lease]}), ANSWER).await {
                 tracing::debug!(error = %failure, "a lease could not be given back");

@@ -20,7 +20,12 @@ pub(super) async fn run(pool: Arc<Pool>, row: Row, ended: settle::To) {
             continue;
         }
         let started = Instant::now();
-        match execute(&pool, &event, &stop).await {
+        let outcome = match execute(&pool, &event, &stop).await {
+            // It must not begin again, so this is how it ended.
+            None if pool.setup.consumed => Some(Outcome::dead("killed: its worker was stopped")),
+            outcome => outcome,
+        };
+        match outcome {
             Some(outcome) => {
                 let done = outcome.is_done();
                 go_on = settle::hand_over(&ended, event, outcome, started.elapsed()).await && done;

@@ -40,7 +40,7 @@ pub(super) async fn run(pool: Arc<Pool>, mut from: mpsc::Receiver<Ended>) {
         for (ended, taken) in batch.drain(..).zip(taken) {
             let became = pool.setup.exhaustion.became(&ended.event, &ended.outcome, taken);
             pool.report.ended(&ended.event, became, ended.took);
-            pool.settled(&ended.event.lease).await;
+            pool.ended(&ended.event.lease, taken).await;
             let _ = ended.settled.send(taken);
         }
     }

@@ -112,7 +112,7 @@ impl Sorted {
                 {
                     Err(Refused::unknown())
                 }
-                _ => Err(Refused::malformed(&name(id))),
+                _ => Err(Refused::no_item(id)),
             },
         };
         self.places.push(place);
@@ -143,11 +143,6 @@ fn batch_of(name: &str) -> Option<TallyId> {
     }
 }
 
-/// A name as it came.
-fn name(id: &Value) -> String {
-    id.as_str().map_or_else(|| id.to_string(), str::to_owned)
-}
-
 /// Batches of which an item was not found: either the item or all of the batch does not exist.
 #[derive(Default)]
 struct Lost {
@@ -160,7 +155,7 @@ impl Lost {
             AckCount { acked: 1.., .. } => Became::Acked,
             AckCount { already: 1.., .. } => Became::Already,
             AckCount { closed: 1.., .. } => Became::Refused(Refused::closed()),
-            _ if self.exists(app, batch).await? => Became::Refused(Refused::malformed(&name(id))),
+            _ if self.exists(app, batch).await? => Became::Refused(Refused::no_item(id)),
             _ => Became::Refused(Refused::unknown()),
         })
     }

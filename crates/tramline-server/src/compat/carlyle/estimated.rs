@@ -1,10 +1,10 @@
 //! Estimated batches: plain counters, where what is counted twice is in the count twice.
 
 use super::outcome::{Refused, answer};
-use super::{Asked, ESTIMATED, find, malformed, read, unknown};
+use super::{Asked, BatchOut, CreatedOut, ESTIMATED, find, malformed, read, unknown};
 use crate::http::app::{App, Shared};
 use crate::http::caller::Caller;
-use crate::http::json::ok;
+use crate::http::json::{Object, ok};
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
 use crate::http::tallies::{ACK, FILL, MANAGE, SEE, access};
@@ -16,16 +16,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tramline::model::tally::MAX_ITEMS;
 use tramline::model::tally::group::{counter_name, parse_counter};
-use tramline::{Scope, Tally, TallyState};
+use tramline::{Scope, Tally, TallyId};
 
 /// How many batches one call counts down.
 const MAX_ACKS: usize = 10_000;
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CreatedOut {
-    batch_id: String,
-}
 
 /// POST /
 pub(super) async fn create(
@@ -55,21 +49,10 @@ fn is_uuid(text: &str) -> bool {
     text.len() == 36 && text.bytes().enumerate().all(fits)
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct BatchOut {
-    is_complete: bool,
-    is_closed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user_key: Option<String>,
-}
-
 /// GET /:id
 pub(super) async fn get(State(app): State<Shared>, caller: Caller, id: Name) -> Answer<Response> {
     let batch = named(&app, &caller, SEE, &id.0).await?;
-    let is_closed = batch.state != TallyState::Open;
-    let told = BatchOut { is_complete: batch.is_complete(), is_closed, user_key: batch.user_key };
-    Ok(ok(told).into_response())
+    Ok(ok(BatchOut::from(batch)).into_response())
 }
 
 /// By how much to count up.
@@ -100,7 +83,7 @@ fn countable(by: i64) -> bool {
 /// Batches to count down.
 #[derive(Deserialize)]
 pub(super) struct DecrIn {
-    acks: Vec<OneDecrIn>,
+    acks: Vec<Object<OneDecrIn>>,
 }
 
 /// A batch to count down.
@@ -109,11 +92,11 @@ pub(super) struct DecrIn {
 struct OneDecrIn {
     batch_id: Value,
     #[serde(default = "once")]
-    by: i64,
+    by: Value,
 }
 
-fn once() -> i64 {
-    1
+fn once() -> Value {
+    1.into()
 }
 
 #[derive(Serialize)]
@@ -165,43 +148,45 @@ pub(super) async fn decr(
     if acks.len() > MAX_ACKS {
         return Err(Problem::malformed("there are too many acks", "count down at most 10,000 at a time"));
     }
-    let mut refused = Vec::new();
-    let mut counts = Vec::new();
-    for one in &acks {
-        let why = one.refusal(&app, &caller).await?;
-        if why.is_none() {
-            counts.extend(one.batch().map(|batch| (batch, -one.by)));
-        }
-        refused.push(why);
+    let mut judged = Vec::new();
+    for Object(one) in &acks {
+        judged.push(one.judge(&app, &caller).await?);
     }
-    let done: u64 = counts.iter().map(|(_, by)| by.unsigned_abs()).sum();
+    let counts = judged.iter().flatten().copied().collect();
     let mut counted = app.ask(app.tram.tallies().count(counts)).await?.into_iter();
-    app.metrics.tally_items.add("done", done);
-    let mut results = Vec::new();
-    for (one, why) in acks.into_iter().zip(&mut refused) {
-        let counted = if why.is_none() { counted.next() } else { None };
-        results.push(match counted {
-            Some(Ok(counted)) => CountedOut::counted(counted.tally),
-            _ => CountedOut::refused(one.batch_id, why.get_or_insert_with(Refused::unknown)),
+    let (mut refused, mut results) = (Vec::new(), Vec::new());
+    for (Object(one), judged) in acks.into_iter().zip(judged) {
+        let counted = judged.and_then(|(_, by)| match counted.next() {
+            Some(Ok(counted)) => Ok((counted.tally, by)),
+            _ => Err(Refused::unknown()),
         });
+        match counted {
+            Ok((batch, by)) => {
+                app.metrics.tally_items.add("done", by.unsigned_abs());
+                results.push(CountedOut::counted(batch));
+                refused.push(None);
+            }
+            Err(why) => {
+                results.push(CountedOut::refused(one.batch_id, &why));
+                refused.push(Some(why));
+            }
+        }
     }
     Ok(answer(&refused, DecrOut { results }))
 }
 
 impl OneDecrIn {
-    fn batch(&self) -> Option<tramline::TallyId> {
-        self.batch_id.as_str().and_then(parse_counter)
-    }
-
-    /// Why it cannot be counted, as far as that is known before.
-    async fn refusal(&self, app: &App, caller: &Caller) -> Answer<Option<Refused>> {
-        let id = self.batch_id.as_str().filter(|id| is_uuid(id));
-        let Some(_) = id.filter(|_| countable(self.by)) else {
-            return Ok(Some(Refused::malformed(&self.batch_id.to_string())));
+    /// Which batch to count, and by how much; or why not, as far as that is known before.
+    async fn judge(&self, app: &App, caller: &Caller) -> Answer<Result<(TallyId, i64), Refused>> {
+        let Some(id) = self.batch_id.as_str().filter(|id| is_uuid(id)) else {
+            return Ok(Err(Refused::no_batch(&self.batch_id)));
         };
-        match self.batch() {
-            Some(batch) if access::sees(app, caller, batch).await? => Ok(None),
-            _ => Ok(Some(Refused::unknown())),
+        let Some(by) = self.by.as_i64().filter(|by| countable(*by)) else {
+            return Ok(Err(Refused::no_count(&self.by, &self.batch_id)));
+        };
+        match parse_counter(id) {
+            Some(batch) if access::sees(app, caller, batch).await? => Ok(Ok((batch, -by))),
+            _ => Ok(Err(Refused::unknown())),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Exact batches: every item is known by its name.
 
-use super::{Asked, EXACT, find, malformed, read};
+use super::{Asked, BatchOut, CreatedOut, EXACT, find, malformed, read};
 use crate::http::app::{App, Shared};
 use crate::http::caller::Caller;
 use crate::http::json::{ok, parse_time};
@@ -12,16 +12,10 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tramline::{TallyId, TallyState, Time};
+use tramline::{TallyId, Time};
 
 /// How many items one call adds. Carlyle's own clients add 10,000; the answer to this many weighs about 9 MB.
 const MAX_ITEMS: i64 = 10_000_000;
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CreatedOut {
-    batch_id: i64,
-}
 
 /// POST /
 pub(super) async fn create(
@@ -34,26 +28,10 @@ pub(super) async fn create(
     Ok(ok(CreatedOut { batch_id: batch.0 }).into_response())
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct BatchOut {
-    batch_id: i64,
-    is_complete: bool,
-    is_closed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user_key: Option<String>,
-}
-
 /// GET /:id
 pub(super) async fn get(State(app): State<Shared>, caller: Caller, id: Name) -> Answer<Response> {
     let batch = find(&app, &caller, SEE, EXACT, parse(&id.0)?).await?;
-    let told = BatchOut {
-        batch_id: batch.id.0,
-        is_complete: batch.is_complete(),
-        is_closed: batch.state != TallyState::Open,
-        user_key: batch.user_key,
-    };
-    Ok(ok(told).into_response())
+    Ok(ok(BatchOut::from(batch)).into_response())
 }
 
 fn parse(id: &str) -> Answer<TallyId> {

@@ -24,11 +24,11 @@ use axum::body::Body;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tramline::model::event::JSON;
-use tramline::{Event, NewTally, Scope, Tally, TallyId};
+use tramline::{Event, NewTally, Scope, Tally, TallyId, TallyState};
 
 /// The topic of exact batches.
 const EXACT: &str = "carlyle/exact";
@@ -84,8 +84,6 @@ async fn create(app: &App, caller: &Caller, topic: &str, headers: &HeaderMap, bo
 
 /// A batch that tells when it is complete. Who completes it may die before it can tell: the event comes all the same.
 fn new_batch(topic: &str, user_key: Option<String>) -> NewTally {
-    // Carlyle takes an empty key for none.
-    let user_key = user_key.filter(|key| !key.is_empty());
     let complete =
         Event::new(topic, json!({"userKey": user_key}).to_string()).content_type(JSON).kind(COMPLETE);
     let mut batch = NewTally::new().topic(topic).on_complete(complete);
@@ -95,6 +93,37 @@ fn new_batch(topic: &str, user_key: Option<String>) -> NewTally {
     match user_key {
         Some(key) => batch.user_key(key),
         None => batch,
+    }
+}
+
+/// A batch that was created. Exact ones are numbers, estimated ones UUIDs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CreatedOut<T> {
+    batch_id: T,
+}
+
+/// A batch as it is.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BatchOut {
+    /// Only of exact ones
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch_id: Option<i64>,
+    is_complete: bool,
+    is_closed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user_key: Option<String>,
+}
+
+impl From<Tally> for BatchOut {
+    fn from(batch: Tally) -> BatchOut {
+        BatchOut {
+            batch_id: (!batch.estimated).then_some(batch.id.0),
+            is_complete: batch.is_complete(),
+            is_closed: batch.state != TallyState::Open,
+            user_key: batch.user_key,
+        }
     }
 }
 
@@ -112,7 +141,8 @@ async fn find(app: &App, caller: &Caller, any: &[Scope], kind: &str, batch: Tall
 /// The JSON of a request.
 async fn read<T: DeserializeOwned>(app: &App, headers: &HeaderMap, body: Body) -> Answer<T> {
     let body = app.read(headers, body).await?;
-    body::parse(&body).map_err(malformed)
+    body::parse(&body)
+        .map_err(|problem| malformed(problem).with_remedy("compare it with what Carlyle's clients send"))
 }
 
 /// The query of a request.

@@ -15,10 +15,24 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// It is not even the name of something.
-    pub(super) fn malformed(name: &str) -> Refused {
-        let shown: String = name.chars().take(80).collect();
-        Refused { status: StatusCode::BAD_REQUEST, detail: format!("{shown:?} names nothing of this batch") }
+    /// It is not even the name of an item.
+    pub(super) fn no_item(id: &Value) -> Refused {
+        Refused::malformed(format!("{} names nothing of this batch", shown(id)))
+    }
+
+    /// It is not even the name of a batch.
+    pub(super) fn no_batch(id: &Value) -> Refused {
+        Refused::malformed(format!("{} is not the id of an estimated batch, a UUID", shown(id)))
+    }
+
+    /// It is not a number to count the batch by.
+    pub(super) fn no_count(by: &Value, batch: &Value) -> Refused {
+        let (by, batch) = (shown(by), shown(batch));
+        Refused::malformed(format!("`by` of the batch {batch} is {by}, and not a number from 1 to 2^40"))
+    }
+
+    fn malformed(detail: String) -> Refused {
+        Refused { status: StatusCode::BAD_REQUEST, detail }
     }
 
     pub(super) fn unknown() -> Refused {
@@ -30,6 +44,11 @@ impl Refused {
         let detail = "the batch was cancelled or has expired".to_owned();
         Refused { status: StatusCode::CONFLICT, detail }
     }
+}
+
+/// What somebody sent, as JSON and not all of it if it is long.
+fn shown(value: &Value) -> String {
+    value.to_string().chars().take(80).collect()
 }
 
 /// The answer for all of them. One that is malformed makes it 400, so that nobody takes it for done; those that cannot be found
@@ -57,7 +76,7 @@ mod tests {
     #[test]
     fn one_malformed_name_decides_and_unknown_ones_only_when_they_are_all_there_is() {
         let status = |refused: &[Option<Refused>]| worst(refused).map(|one| one.status.as_u16());
-        let (malformed, unknown) = (Some(Refused::malformed("x")), Some(Refused::unknown()));
+        let (malformed, unknown) = (Some(Refused::no_item(&"x".into())), Some(Refused::unknown()));
         assert_eq!(status(&[]), None);
         assert_eq!(status(&[None, unknown.clone()]), None);
         assert_eq!(status(&[unknown.clone(), unknown.clone()]), Some(404));

@@ -2,7 +2,7 @@
 
 use super::queues;
 use crate::http::app::Shared;
-use crate::http::health::answers;
+use crate::http::health::store_fails;
 use crate::http::json::{When, ok};
 use crate::http::problem::{Answer, Problem};
 use axum::extract::State;
@@ -14,15 +14,13 @@ use std::time::Duration;
 /// How late the answer comes when there is too much to do: whoever scales by response times sees it.
 const LATE: Duration = Duration::from_secs(1);
 
-/// GET /pulse: 204, or 500 when the store does not answer.
+/// GET /pulse: 204, or 500 when the store does not answer or cannot be written.
 pub(super) async fn pulse(State(app): State<Shared>) -> Answer<Response> {
-    match answers(&app).await {
-        true => Ok(StatusCode::NO_CONTENT.into_response()),
-        false => Err(Problem::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the store does not answer",
-            "try again, or ask another node",
-        )),
+    match store_fails(&app).await {
+        None => Ok(StatusCode::NO_CONTENT.into_response()),
+        Some(why) => {
+            Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, why, "try again, or ask another node"))
+        }
     }
 }
 

@@ -26,24 +26,23 @@ pub(super) struct Queue {
 /// The queues of the first 1,000 subscribers, with what is due `within` some time.
 pub(super) async fn all(app: &App, within: Duration) -> Answer<Vec<Queue>> {
     let store = app.tram.store();
-    let now = app.ask(store.now()).await?;
     let board = app.ask(store.push_board(None)).await?;
     let mut queues = Vec::new();
     for entry in board.iter().filter(|entry| is_subscriber(&entry.subscription)).take(MOST) {
         match app.ask(store.stats(entry.subscription.id, None)).await {
             // Deleted since the list was read.
             Err(problem) if problem.status() == StatusCode::NOT_FOUND => {}
-            stats => queues.push(queue(entry, &stats?, now, now.after(within))),
+            stats => queues.push(queue(entry, &stats?, entry.now.after(within))),
         }
     }
     Ok(queues)
 }
 
-fn queue(entry: &PushEntry, stats: &Stats, now: Time, soon: Time) -> Queue {
+fn queue(entry: &PushEntry, stats: &Stats, soon: Time) -> Queue {
     let push = entry.subscription.policy.push.clone().unwrap_or_default();
     let size = u64::from(push.max_events.max(1));
     let events = stats.counts.pending();
-    let open = entry.health.is_open(soon.max(now)) && stats.rules.is_empty();
+    let open = entry.health.is_open(soon) && stats.rules.is_empty();
     // Full batches go at once, the last one when it has gathered for long enough.
     let gathered = stats.oldest_ready_at.is_some_and(|oldest| oldest.after(push.timeout) <= soon);
     let ready = stats.counts.ready;
@@ -76,7 +75,7 @@ mod tests {
             oldest_ready_at: Some(Time(oldest)),
             rules: Vec::new(),
         };
-        queue(&PushEntry { subscription, health, due: true }, &stats, Time(10_000), Time(11_000))
+        queue(&PushEntry { subscription, health, due: true, now: Time(10_000) }, &stats, Time(11_000))
     }
 
     #[test]

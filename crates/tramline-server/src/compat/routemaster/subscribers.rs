@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tramline::model::push::MAX_BATCH;
 use tramline::store::verbs::{PushEntry, Steer, SteerPush};
-use tramline::{Format, Ordering, Policy, Push, Subscription, Time};
+use tramline::{Format, Ordering, Policy, Push, Subscription};
 
 /// How many topics a subscriber has at most.
 const MAX_TOPICS: usize = 1_000;
@@ -179,12 +179,11 @@ struct EventsOut {
 /// GET /subscriptions, /subscribers.
 pub(super) async fn list(State(app): State<Shared>, client: Client) -> Answer<Response> {
     client.looks()?;
-    let now = app.ask(app.tram.store().now()).await?;
     let mut told = Vec::new();
     for entry in app.ask(app.tram.store().push_board(None)).await? {
         let subscription = &entry.subscription;
         if losing::is_subscriber(subscription) && client.sees(subscription) {
-            match tell(&app, &client, &entry, now).await {
+            match tell(&app, &client, &entry).await {
                 // Deleted since the list was read.
                 Err(problem) if problem.status() == StatusCode::NOT_FOUND => {}
                 one => told.push(one?),
@@ -194,7 +193,7 @@ pub(super) async fn list(State(app): State<Shared>, client: Client) -> Answer<Re
     Ok(ok(told).into_response())
 }
 
-async fn tell(app: &App, client: &Client, entry: &PushEntry, now: Time) -> Answer<SubscriberOut> {
+async fn tell(app: &App, client: &Client, entry: &PushEntry) -> Answer<SubscriberOut> {
     let subscriber = &entry.subscription;
     let stats = app.ask(app.tram.store().stats(subscriber.id, None)).await?;
     let push = subscriber.policy.push.clone().unwrap_or_default();
@@ -211,7 +210,7 @@ async fn tell(app: &App, client: &Client, entry: &PushEntry, now: Time) -> Answe
         events: EventsOut {
             sent: entry.health.sent,
             queued: stats.counts.pending(),
-            oldest: stats.oldest_ready_at.map(|oldest| millis(now.since(oldest))),
+            oldest: stats.oldest_ready_at.map(|oldest| millis(entry.now.since(oldest))),
         },
     })
 }

@@ -12,7 +12,7 @@ use crate::compat::routemaster::traffic::Traffic;
 use axum::http::StatusCode;
 use family::{Counter, Family, Histogram};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::Duration;
 use tramline::store::verbs::Claimed;
 
@@ -29,6 +29,8 @@ pub(crate) struct Metrics {
     wake_lag: Family<Histogram>,
     pub(crate) store_seconds: Family<Histogram>,
     pub(crate) store_failures: Family<Counter>,
+    /// A verb has failed since it was last shown that the store can be written.
+    pub(crate) store_doubted: AtomicBool,
     answers: Family<Counter>,
     pub(crate) refused: Family<Counter>,
     pub(crate) connections: AtomicI64,

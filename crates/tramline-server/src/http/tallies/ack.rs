@@ -1,17 +1,14 @@
 //! How items ended: done or failed, of one tally or of several.
 
-use crate::http::app::{App, Shared};
-use crate::http::body;
-use crate::http::caller::Caller;
+use crate::http::app::App;
 use crate::http::json::ok;
 use crate::http::problem::{Answer, Problem};
+use crate::http::tallies::about::About;
 use crate::http::tallies::items::{ItemsIn, MAX_ENTRIES, checked};
-use crate::http::tallies::number::{InPath, Number};
+use crate::http::tallies::number::Number;
 use crate::http::tallies::standing::Standing;
 use crate::http::tallies::{ACK, access};
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tramline::store::verbs_tally::AckedItems;
@@ -59,45 +56,25 @@ pub(crate) struct AckedOut {
 /// Items are done. Says for each number or range what became of it; repeating it changes nothing.
 #[utoipa::path(post, path = "/v1/tallies/{tally}/ack", tag = "tallies", params(("tally" = Number, Path)), request_body = AckIn,
     responses((status = 200, body = AckedOut)), security(("token" = ["consume"]), ("token" = ["manage"])))]
-pub(crate) async fn ack(
-    State(app): State<Shared>,
-    caller: Caller,
-    InPath(tally): InPath,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    end(&app, &caller, tally, Ending::Done, &headers, body).await
+pub(crate) async fn ack(about: About) -> Answer<Response> {
+    end(about, Ending::Done).await
 }
 
 /// Items have failed and will never be done. They count as finished.
 #[utoipa::path(post, path = "/v1/tallies/{tally}/fail", tag = "tallies", params(("tally" = Number, Path)), request_body = AckIn,
     responses((status = 200, body = AckedOut)), security(("token" = ["consume"]), ("token" = ["manage"])))]
-pub(crate) async fn fail(
-    State(app): State<Shared>,
-    caller: Caller,
-    InPath(tally): InPath,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    end(&app, &caller, tally, Ending::Failed, &headers, body).await
+pub(crate) async fn fail(about: About) -> Answer<Response> {
+    end(about, Ending::Failed).await
 }
 
-async fn end(
-    app: &App,
-    caller: &Caller,
-    tally: TallyId,
-    ending: Ending,
-    headers: &HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    access::check(app, caller, ACK, tally).await?;
-    let body = app.read(headers, body).await?;
-    let AckIn { items } = body::parse(&body)?;
+async fn end(mut about: About, ending: Ending) -> Answer<Response> {
+    let AckIn { items } = about.read(ACK).await?;
+    let About { app, tally, .. } = about;
     check_entries(items.len())?;
-    let acked = write(app, vec![Ack { tally, items: checked(&items)?, ending }]).await?;
+    let acked = write(&app, vec![Ack { tally, items: checked(&items)?, ending }]).await?;
     let completed_now = !acked.completed.is_empty();
     let counts: Vec<AckCount> = acked.results.into_iter().flatten().collect();
-    let standing = stand(app, tally, completed_now, &counts).await?;
+    let standing = stand(&app, tally, completed_now, &counts).await?;
     Ok(ok(AckedOut { standing, results: counts.into_iter().map(CountOut::from).collect() }).into_response())
 }
 

@@ -3,7 +3,7 @@
 use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
-use crate::http::json::ok;
+use crate::http::json::{Object, ok};
 use crate::http::problem::{Answer, Problem};
 use crate::http::tallies::ack::{self, CountOut};
 use crate::http::tallies::items::{ItemsIn, checked};
@@ -27,8 +27,8 @@ const MAX_ACKS: usize = 1_000;
 #[serde(deny_unknown_fields)]
 pub(crate) struct AckManyIn {
     /// Up to 10,000 numbers and ranges together. A tally may come more than once
-    #[schema(max_items = 1000)]
-    acks: Vec<OneAckIn>,
+    #[schema(value_type = Vec<OneAckIn>, max_items = 1000)]
+    acks: Vec<Object<OneAckIn>>,
 }
 
 /// Items of one tally that ended.
@@ -93,10 +93,10 @@ pub(crate) async fn ack_many(
     if many.acks.len() > MAX_ACKS {
         return Err(Problem::invalid("there are too many acks", "send at most 1,000 at once"));
     }
-    ack::check_entries(many.acks.iter().map(|one| one.items.len()).sum())?;
+    ack::check_entries(many.acks.iter().map(|Object(one)| one.items.len()).sum())?;
     let mut seen = Vec::new();
     let mut acks = Vec::new();
-    for one in &many.acks {
+    for Object(one) in &many.acks {
         let items = checked(&one.items)?;
         seen.push(access::sees(&app, &caller, one.tally.0).await?);
         acks.extend(seen.ends_with(&[true]).then(|| one.ack(items)));
@@ -105,7 +105,7 @@ pub(crate) async fn ack_many(
     let mut completed: HashSet<TallyId> = acked.completed.iter().map(|one| one.id).collect();
     let mut counts = acked.results.into_iter();
     let mut results = Vec::new();
-    for (one, seen) in many.acks.iter().zip(seen) {
+    for (Object(one), seen) in many.acks.iter().zip(seen) {
         let counts = if seen { counts.next() } else { None };
         results.push(match counts {
             Some(counts) => one.told(&app, completed.remove(&one.tally.0), counts).await,

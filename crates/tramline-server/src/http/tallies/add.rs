@@ -1,17 +1,13 @@
 //! Filling a tally: adding items, and sealing it.
 
-use crate::http::app::{App, Shared};
-use crate::http::body;
-use crate::http::caller::Caller;
+use crate::http::app::App;
 use crate::http::emit::text;
 use crate::http::json::ok;
 use crate::http::problem::Answer;
-use crate::http::tallies::number::{InPath, Number};
+use crate::http::tallies::FILL;
+use crate::http::tallies::about::About;
+use crate::http::tallies::number::Number;
 use crate::http::tallies::standing::Standing;
-use crate::http::tallies::{FILL, access};
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tramline::{TallyId, TallyItem};
@@ -43,18 +39,11 @@ pub(crate) struct AddedOut {
     params(("tally" = Number, Path), ("Idempotency-Key" = Option<String>, Header,
         description = "The same key gives the same items", nullable = false)),
     responses((status = 200, body = AddedOut),
-        (status = 409, description = "It is sealed or has ended, the item is finished, or the key was used for another number")),
+        (status = 409, description = "It is sealed or has ended; the item is finished, or there is none; or the key was used for another number")),
     security(("token" = ["publish"]), ("token" = ["manage"])))]
-pub(crate) async fn add(
-    State(app): State<Shared>,
-    caller: Caller,
-    InPath(tally): InPath,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    access::check(&app, &caller, FILL, tally).await?;
-    let body = app.read(&headers, body).await?;
-    let AddIn { count, within } = body::parse(&body)?;
+pub(crate) async fn add(mut about: About) -> Answer<Response> {
+    let AddIn { count, within } = about.read(FILL).await?;
+    let About { app, tally, headers, .. } = about;
     let item = within.map(|number| TallyItem { tally, number });
     let tallies = app.tram.tallies();
     let added = match (item, text(&headers, "idempotency-key")?) {
@@ -88,16 +77,8 @@ pub(crate) struct SealIn {
     responses((status = 200, body = Standing),
         (status = 409, description = "It was cancelled or has expired, or has another number of items")),
     security(("token" = ["publish"]), ("token" = ["manage"])))]
-pub(crate) async fn seal(
-    State(app): State<Shared>,
-    caller: Caller,
-    InPath(tally): InPath,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    access::check(&app, &caller, FILL, tally).await?;
-    let body = app.read(&headers, body).await?;
-    let seal: SealIn = body::parse(&body)?;
-    let sealed = app.ask(app.tram.tallies().seal(tally, seal.expected)).await?;
+pub(crate) async fn seal(mut about: About) -> Answer<Response> {
+    let SealIn { expected } = about.read(FILL).await?;
+    let sealed = about.app.ask(about.app.tram.tallies().seal(about.tally, expected)).await?;
     Ok(ok(Standing::of(&sealed.tally, sealed.completed_now)).into_response())
 }

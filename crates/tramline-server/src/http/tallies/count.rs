@@ -1,16 +1,11 @@
 //! Plain counters: estimated tallies, counted up and down.
 
-use crate::http::app::Shared;
-use crate::http::body;
-use crate::http::caller::Caller;
 use crate::http::json::ok;
 use crate::http::problem::{Answer, Problem};
-use crate::http::tallies::number::{InPath, Number};
+use crate::http::tallies::about::About;
+use crate::http::tallies::number::Number;
 use crate::http::tallies::standing::Standing;
 use crate::http::tallies::{COUNT, access};
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use tramline::model::tally::MAX_ITEMS;
@@ -28,16 +23,9 @@ pub(crate) struct CountIn {
 #[utoipa::path(post, path = "/v1/tallies/{tally}/count", tag = "tallies", params(("tally" = Number, Path)), request_body = CountIn,
     responses((status = 200, body = Standing), (status = 409, description = "It is sealed, or has ended, and cannot be counted up")),
     security(("token" = ["publish"]), ("token" = ["consume"]), ("token" = ["manage"])))]
-pub(crate) async fn count(
-    State(app): State<Shared>,
-    caller: Caller,
-    InPath(tally): InPath,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer<Response> {
-    access::check(&app, &caller, COUNT, tally).await?;
-    let body = app.read(&headers, body).await?;
-    let CountIn { by } = body::parse(&body)?;
+pub(crate) async fn count(mut about: About) -> Answer<Response> {
+    let CountIn { by } = about.read(COUNT).await?;
+    let About { app, tally, .. } = about;
     if by == 0 || by.unsigned_abs() > MAX_ITEMS {
         return Err(Problem::invalid("`by` is out of range", "count by 1 to 2^40, up or down"));
     }

@@ -43,7 +43,7 @@ impl From<TallyCounts> for CountsOut {
 /// What a caller may see of all tallies.
 pub(crate) async fn stats(app: &App, caller: &Caller) -> Answer<TallyStats> {
     let states = vec![TallyState::Open, TallyState::Sealed];
-    let list = ListTallies { states, user_key: None, after: TallyId(0), limit: SHOWN as u32 };
+    let list = ListTallies { states, user_key: None, after: TallyId(0), limit: SHOWN as u32, now: None };
     let (under_way, _) = look::read(app, caller, list, SHOWN).await?;
     let under_way = under_way.into_iter().map(TallyOut::from).collect();
     Ok(TallyStats { counts: counts(app, caller).await?, under_way })

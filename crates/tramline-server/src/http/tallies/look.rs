@@ -6,6 +6,7 @@ use crate::http::json::{List, ok};
 use crate::http::limits::Slot;
 use crate::http::params::{Params, bounded};
 use crate::http::problem::{Answer, Problem};
+use crate::http::schema;
 use crate::http::tallies::number::{InPath, Number, parse};
 use crate::http::tallies::standing::{State as TallyState, TallyOut};
 use crate::http::tallies::{SEE, access};
@@ -89,6 +90,7 @@ pub(crate) struct Which {
     /// Only those with this user key
     user_key: Option<String>,
     /// At most this many; 100 unless set, never more than 1,000
+    #[param(value_type = Option<schema::Limit>)]
     limit: Option<u32>,
     /// Tallies after this one: the `next` of the page before
     after: Option<String>,
@@ -110,6 +112,7 @@ pub(crate) async fn list(
         after: which.after()?,
         user_key: which.user_key,
         limit: limit as u32,
+        now: None,
     };
     let (found, next) = read(&app, &caller, list, limit).await?;
     let next = next.map(|last| last.to_string());

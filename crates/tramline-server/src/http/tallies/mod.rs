@@ -2,9 +2,10 @@
 //!
 //! - [`open`]: opening; [`add`]: adding, sealing; [`ack`], [`ack_many`]: how items ended; [`count`]: plain counters; [`end`]: cancelling, deleting
 //! - [`look`]: one, with a long poll, and lists; [`figures`]: for stats and metrics
-//! - [`access`]: whose tally it is; [`member`]: events as items
+//! - [`about`]: a request about one; [`access`]: whose tally it is; [`member`]: events as items
 //! - [`standing`], [`items`], [`number`]: how tallies, items and numbers are written
 
+pub(crate) mod about;
 pub(crate) mod access;
 pub(crate) mod ack;
 pub(crate) mod ack_many;

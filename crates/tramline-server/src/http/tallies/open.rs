@@ -4,7 +4,7 @@ use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
 use crate::http::emit::{delay_of, text};
-use crate::http::json::Json;
+use crate::http::json::{Json, Object};
 use crate::http::problem::{Answer, Problem};
 use crate::http::tallies::number::Number;
 use crate::http::tallies::standing::ItemOut;
@@ -44,13 +44,17 @@ pub(crate) struct OpenIn {
     #[schema(minimum = 1)]
     expires_ms: Option<u64>,
     /// Emitted exactly once, when it is complete
-    on_complete: Option<NewsIn>,
+    #[schema(value_type = Option<NewsIn>)]
+    on_complete: Option<Object<NewsIn>>,
     /// Emitted exactly once, when the first item fails
-    on_failure: Option<NewsIn>,
+    #[schema(value_type = Option<NewsIn>)]
+    on_failure: Option<Object<NewsIn>>,
     /// Emitted exactly once, when it expires
-    on_expiry: Option<NewsIn>,
+    #[schema(value_type = Option<NewsIn>)]
+    on_expiry: Option<Object<NewsIn>>,
     /// The item of another tally that it stands for
-    parent: Option<ParentIn>,
+    #[schema(value_type = Option<ParentIn>)]
+    parent: Option<Object<ParentIn>>,
 }
 
 /// An event that a tally emits by itself.
@@ -101,7 +105,8 @@ pub(crate) struct OpenedOut {
         nullable = false, min_length = 1, max_length = 255)),
     responses((status = 201, description = "Opened", body = OpenedOut),
         (status = 404, description = "There is no such parent"),
-        (status = 409, description = "The idempotency key was used for another tally, or the parent takes no items")),
+        (status = 409, description = "The idempotency key was used for another tally; the parent takes no items; or its item has ended, is an event, or has \
+            another tally that stands for it")),
     security(("token" = ["publish"]), ("token" = ["manage"])))]
 pub(crate) async fn open(
     State(app): State<Shared>,
@@ -133,11 +138,11 @@ impl OpenIn {
                 ));
             }
         }
-        for news in [&self.on_complete, &self.on_failure, &self.on_expiry].into_iter().flatten() {
+        for Object(news) in [&self.on_complete, &self.on_failure, &self.on_expiry].into_iter().flatten() {
             caller.topic(&[Scope::Publish], &news.topic)?;
         }
-        match self.parent {
-            Some(parent) => access::check(app, caller, FILL, parent.id.0).await,
+        match &self.parent {
+            Some(Object(parent)) => access::check(app, caller, FILL, parent.id.0).await,
             None => Ok(()),
         }
     }
@@ -161,16 +166,16 @@ impl OpenIn {
         if let Some(millis) = self.expires_ms {
             tally = tally.expires_in(delay_of(check_expiry(millis)?)?);
         }
-        if let Some(news) = self.on_complete {
+        if let Some(Object(news)) = self.on_complete {
             tally = tally.on_complete(news.event()?);
         }
-        if let Some(news) = self.on_failure {
+        if let Some(Object(news)) = self.on_failure {
             tally = tally.on_failure(news.event()?);
         }
-        if let Some(news) = self.on_expiry {
+        if let Some(Object(news)) = self.on_expiry {
             tally = tally.on_expiry(news.event()?);
         }
-        if let Some(parent) = self.parent {
+        if let Some(Object(parent)) = self.parent {
             tally = tally.parent(parent.parent());
         }
         if self.growing {
@@ -184,10 +189,10 @@ impl OpenIn {
 }
 
 fn check_user_key(key: &str) -> Answer<()> {
-    if key.chars().count() <= MAX_USER_KEY {
+    if (1..=MAX_USER_KEY).contains(&key.chars().count()) {
         return Ok(());
     }
-    Err(Problem::invalid("the user key has more than 255 characters", "use a shorter one"))
+    Err(Problem::invalid("the user key is empty or has more than 255 characters", "use another, or none"))
 }
 
 fn check_expiry(millis: u64) -> Answer<u64> {

@@ -19,12 +19,14 @@ struct Tenants {
     events: HashMap<&'static str, String>,
     /// The tally and the counter of a topic.
     tallies: HashMap<&'static str, [String; 2]>,
+    /// The signing secret of a push subscription, by the topic.
+    secrets: HashMap<&'static str, String>,
 }
 
 impl Tenants {
     async fn new() -> Tenants {
         let bed = Bed::guarded().await;
-        let (mut events, mut tallies) = (HashMap::new(), HashMap::new());
+        let (mut events, mut tallies, mut secrets) = (HashMap::new(), HashMap::new(), HashMap::new());
         for name in ["acme/a", "rival/a"] {
             let path = name.replace('/', "%2F");
             bed.put(&format!("/v1/subscriptions/{path}"), json!({"topics": [name]})).await.good();
@@ -35,6 +37,11 @@ impl Tenants {
             let tally = open(&bed, json!({"topic": name, "user_key": name})).await;
             let counter = open(&bed, json!({"topic": name, "estimated": true})).await;
             tallies.insert(name, [tally, counter]);
+            let path = format!("/v1/subscriptions/{}", pushed(name).replace('/', "%2F"));
+            let push = json!({"topics": [name], "kind": "push", "callback": "https://receiver.example/"});
+            bed.put(&path, push).await.good();
+            let secret = bed.post(&format!("{path}/secrets"), json!({})).await.good();
+            secrets.insert(name, secret["id"].as_str().unwrap().to_owned());
         }
         bed.put("/v1/subscriptions/acme%2Fspy", json!({"topics": ["rival/a"]})).await.good();
         // Also of one of its topics, the first tenant must not learn that this one exists.
@@ -43,7 +50,7 @@ impl Tenants {
         let result = json!({"id": claimed["events"][0]["id"], "lease": claimed["events"][0]["lease"], "outcome": "retry"});
         bed.post("/v1/subscriptions/acme%2Frivals/settle", json!({"results": [result]})).await.good();
         bed.post("/v1/subscriptions/rival%2Fa/claim", json!({"worker": "rival-worker"})).await.good();
-        Tenants { bed, events, tallies }
+        Tenants { bed, events, tallies, secrets }
     }
 
     /// A token for one role, within the first tenant.
@@ -58,12 +65,19 @@ impl Tenants {
         let id = self.events.get(name).map_or("999999", |id| id);
         let counts = usize::from(operation.path.ends_with("/count"));
         let tally = self.tallies.get(name).map_or("999999", |both| &both[counts]);
-        let named = name.replace('/', "%2F");
+        let secret = self.secrets.get(name).map_or("none", |id| id);
+        let named =
+            if operation.is_about_push() { pushed(name) } else { name.to_owned() }.replace('/', "%2F");
         let url = operation.path.replace("{topic}", &named).replace("{name}", &named).replace("{id}", id);
-        let url = url.replace("{tally}", tally);
+        let url = url.replace("{tally}", tally).replace("{secret}", secret);
         let url = if operation.path.ends_with("/head") { format!("{url}?key=k") } else { url };
         self.bed.call(operation.method.clone(), &url, token, &body(operation, name).to_string()).await
     }
+}
+
+/// The push subscription beside one that workers claim from.
+fn pushed(name: &str) -> String {
+    name.replace("/a", "/pushed-a")
 }
 
 async fn open(bed: &Bed, tally: Value) -> String {
@@ -82,6 +96,10 @@ struct Route {
 impl Route {
     fn has_name(&self) -> bool {
         self.path.contains('{') && !self.is_about_tokens()
+    }
+
+    fn is_about_push(&self) -> bool {
+        ["/enable", "/disable", "/secrets", "/attempts"].iter().any(|part| self.path.contains(part))
     }
 
     fn is_about_tokens(&self) -> bool {
@@ -129,6 +147,7 @@ pub(super) fn body_for(path: &str, name: &str) -> Value {
         "settle" => json!({"results": []}),
         "extend" | "release" if path.contains("parked") => json!({"all": true}),
         "extend" | "release" => json!({"leases": []}),
+        "replay" if !path.contains("dead") => json!({"since": "2026-01-01T00:00:00Z"}),
         "replay" | "drop" => json!({"all": true}),
         "resend" => json!({"ids": []}),
         "tallies" => json!({"topic": name}),

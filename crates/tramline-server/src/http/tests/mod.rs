@@ -7,6 +7,7 @@ mod figures;
 mod following;
 mod matrix;
 mod openapi;
+mod push;
 mod refusals;
 mod routemaster;
 mod tallies;

@@ -105,7 +105,7 @@ async fn absurd_numbers_are_invalid() {
     }
     for bad in [
         json!({"topics": []}),
-        json!({"topics": ["t"], "max_attempts": 0}),
+        json!({"topics": ["t"], "max_attempts": 10001}),
         json!({"topics": ["t"], "lease_ms": 0}),
         json!({"topics": ["t"], "claim_size": 0}),
         json!({"topics": ["t"], "backoff": {"kind": "constant", "delay_ms": u64::MAX}}),

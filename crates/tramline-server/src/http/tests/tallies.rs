@@ -206,6 +206,7 @@ async fn lists_are_filtered_and_come_in_pages() {
     assert_eq!(list("user_key=odd%20one").await.0, [all[3].clone()]);
     assert_eq!(list("state=complete,cancelled").await.0, [all[1].clone(), all[2].clone()]);
     assert_eq!(list("state=open&user_key=usual").await.0, [all[0].clone(), all[4].clone()]);
+    assert_eq!(list("limit=0").await, list("limit=1").await, "as in every list");
     assert_eq!(list("limit=2").await, (all[..2].to_vec(), json!(all[1])));
     assert_eq!(list(&format!("limit=3&after={}", all[1])).await, (all[2..].to_vec(), Value::Null));
 }
@@ -247,9 +248,8 @@ async fn a_tally_whose_time_is_over_has_expired() {
     let tally =
         open(&bed, json!({"expires_ms": 1, "on_expiry": {"topic": "late", "payload": {"import": 7}}})).await;
     let path = format!("/v1/tallies/{tally}");
-    while bed.get(&path).await.good()["state"] != "expired" {
-        bed.app.tram.sweep().await.unwrap();
-    }
+    while bed.get(&path).await.good()["state"] != "expired" {}
+    bed.app.tram.sweep().await.unwrap();
     let events = bed.get("/v1/topics/late/events").await.good();
     assert_eq!(events["items"][0]["payload"], json!({"import": 7}));
     refused(&bed, &tally, "seal", json!({}), 409).await;
@@ -282,6 +282,41 @@ async fn impossible_tallies_are_refused() {
     bed.post("/v1/tallies", json!({"parent": {"id": "999999"}})).await.problem(404);
 }
 
+/// The names of types in the server mean nothing to a caller.
+#[tokio::test]
+async fn what_is_no_object_is_refused_in_the_words_of_the_api() {
+    let bed = Bed::open().await;
+    let ack = |ack: Value| ("/v1/tallies/ack", json!({"acks": [ack]}));
+    let open = |field: &str, value: Value| ("/v1/tallies", json!({field: value}));
+    let emit = |tally: Value| ("/v1/topics/t/events", json!({"payload": 1, "tally": tally}));
+    for bad in [json!("x"), json!(7), json!(["7", [0]]), json!([{}])] {
+        for (path, body) in [
+            ack(bad.clone()),
+            open("on_complete", bad.clone()),
+            open("on_failure", bad.clone()),
+            open("on_expiry", bad.clone()),
+            open("parent", bad.clone()),
+            emit(bad.clone()),
+        ] {
+            let told = bed.post(path, body.clone()).await.problem(422);
+            let detail = told["detail"].as_str().unwrap();
+            assert!(detail.contains("an object") && !detail.contains("struct"), "{body}: {detail}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_item_has_one_tally_that_stands_for_it() {
+    let bed = Bed::open().await;
+    let parent = open(&bed, json!({})).await;
+    post(&bed, &parent, "add", json!({"count": 1})).await;
+    let child = json!({"parent": {"id": parent, "item": 0}});
+    open(&bed, child.clone()).await;
+    let told = bed.post("/v1/tallies", child).await.problem(409);
+    assert!(told["detail"].as_str().unwrap().contains("another tally"), "{told}");
+    refused(&bed, &parent, "add", json!({"count": 1, "within": 9}), 409).await;
+}
+
 #[tokio::test]
 async fn absurd_items_and_numbers_are_refused() {
     let bed = Bed::open().await;
@@ -303,6 +338,10 @@ async fn absurd_items_and_numbers_are_refused() {
     for bad in [json!({}), json!({"count": 0}), json!({"count": -1}), json!({"count": u64::MAX})] {
         refused(&bed, &open, "add", bad, 422).await;
     }
+    let told = bed.post(&format!("/v1/tallies/{open}/add"), json!({"count": "3"})).await.problem(422);
+    let expected =
+        "the JSON does not fit: invalid type: string \"3\", expected a whole number within its limits";
+    assert!(told["detail"].as_str().unwrap().starts_with(expected), "{told}");
     let many = json!({"acks": vec![json!({"tally": tally, "items": []}); 1_001]});
     bed.post("/v1/tallies/ack", many).await.problem(422);
     bed.post("/v1/tallies/ack", json!({"acks": [{"tally": 5, "items": []}]})).await.problem(422);

@@ -50,7 +50,7 @@ impl NewTally {
         NewTally::default()
     }
 
-    /// The caller's own name for it: echoed, and to be found by. Need not be unique.
+    /// The caller's own name for it, of at most 255 characters: echoed, and to be found by. Need not be unique.
     #[must_use]
     pub fn user_key(mut self, key: impl Into<String>) -> NewTally {
         self.user_key = Some(key.into());
@@ -131,7 +131,8 @@ impl NewTally {
 
     /// Checks everything that can be known before the store is asked.
     pub(crate) fn check(&self) -> Result<()> {
-        check_text("user key", self.user_key.as_deref(), MAX_USER_KEY)?;
+        // An empty one says nothing, but whoever sent it wants it back.
+        check_text("user key", self.user_key.as_deref().filter(|key| !key.is_empty()), MAX_USER_KEY)?;
         self.topic.as_deref().map_or(Ok(()), |topic| name::check("topic", topic))?;
         check_text("idempotency key", self.idempotency_key.as_deref(), MAX_IDEMPOTENCY_KEY)?;
         let metadata = self.metadata.as_ref().map_or(0, |value| value.to_string().len());

@@ -1,6 +1,7 @@
 //! Which items of tallies events become when they are emitted.
 
 use super::TallyRow;
+use super::grow::{ItemRow, Origin};
 use crate::error::{Error, Result};
 use crate::model::event::{Event, EventItem};
 use crate::model::id::{SubscriptionId, TallyId};
@@ -8,7 +9,7 @@ use crate::model::tally::{Added, TallyItem};
 use crate::model::time::Time;
 use crate::plan::emit::Consumer;
 use crate::store::catalog::Catalog;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What events made of tallies.
 #[derive(Debug, Default)]
@@ -30,20 +31,21 @@ pub(crate) fn origins(units: &[Vec<Event>]) -> BTreeSet<TallyItem> {
     tallies.filter_map(|tally| Some(TallyItem { tally: tally.id, number: tally.within? })).collect()
 }
 
-/// Numbers the events of units that are items of tallies. `rows` are those tallies, locked; `unfinished` the origins that are
-/// pending. A unit is placed as a whole or refused.
+/// Numbers the events of units that are items of tallies. `rows` are those tallies, locked; `items` the origins that
+/// exist. A unit is placed as a whole or refused.
 pub(crate) fn place(
     units: &mut [Vec<Event>],
     catalog: &Catalog,
     rows: &mut BTreeMap<TallyId, TallyRow>,
-    unfinished: &HashSet<TallyItem>,
+    items: &BTreeMap<TallyItem, ItemRow>,
     now: Time,
 ) -> Placement {
+    let ground = Ground { catalog, items, now };
     let mut placement = Placement::default();
     let mut counts: BTreeMap<TallyId, u64> = BTreeMap::new();
     for (at, unit) in units.iter_mut().enumerate() {
         let before = counts.clone();
-        if let Err(error) = judge(unit, catalog, rows, unfinished, &mut counts) {
+        if let Err(error) = judge(unit, &ground, rows, &mut counts) {
             counts = before;
             placement.refused.insert(at, error);
         }
@@ -65,22 +67,29 @@ pub(crate) fn place(
     placement
 }
 
+/// What the judgement of a unit rests on, beside the tallies.
+struct Ground<'a> {
+    catalog: &'a Catalog,
+    items: &'a BTreeMap<TallyItem, ItemRow>,
+    now: Time,
+}
+
 /// Checks that a unit can be placed, and says whose settling ends its items.
 fn judge(
     unit: &mut [Event],
-    catalog: &Catalog,
+    ground: &Ground<'_>,
     rows: &BTreeMap<TallyId, TallyRow>,
-    unfinished: &HashSet<TallyItem>,
     counts: &mut BTreeMap<TallyId, u64>,
 ) -> Result<()> {
     for event in unit {
         let Some(tally) = &event.tally else { continue };
         let row = rows.get(&tally.id).ok_or_else(|| unknown(tally.id))?;
-        let origin = tally.within.map(|number| TallyItem { tally: tally.id, number });
+        let item = |number| ground.items.get(&TallyItem { tally: tally.id, number }).copied();
+        let origin = tally.within.map(|number| Origin { number, item: item(number) });
         let count = counts.entry(tally.id).or_default();
         *count += 1;
-        row.check_growth(*count, origin.is_some_and(|origin| unfinished.contains(&origin)))?;
-        let subscription = subscription(event, tally.subscription.as_deref(), catalog)?;
+        row.check_growth(*count, origin, ground.now)?;
+        let subscription = subscription(event, tally.subscription.as_deref(), ground.catalog)?;
         event.item = Some(EventItem { item: TallyItem { tally: tally.id, number: 0 }, subscription });
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Random additions, acks, replays and seals, against a map of items.
 
 use super::*;
-use crate::model::tally::part::{Part, PartId};
+use crate::model::tally::part::{PART, Part, PartId};
 use crate::model::tally::{Ack, AckCount, Ending, Items};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ struct World {
 
 impl World {
     fn add(&mut self, row: &mut TallyRow, count: u64) {
-        let added = match row.grow(count, false, NOW) {
+        let added = match row.grow(count, None, NOW) {
             Ok(added) => added,
             Err(_) => return assert_ne!(row.state, TallyState::Open),
         };
@@ -69,7 +69,7 @@ impl World {
         let touched = acks.parts();
         let mut parts: BTreeMap<PartId, Part> =
             touched.iter().filter_map(|id| Some((*id, self.parts.get(id)?.clone()))).collect();
-        let outcome = acks.apply(&[(row.id, row.standing())].into(), &mut parts);
+        let outcome = acks.apply(&[(row.id, row.standing(NOW))].into(), &mut parts);
         for (ack, result) in acks.acks.iter().zip(&outcome.results) {
             assert_eq!(result[0], self.end(ack.items[0], ack.ending, amend));
         }
@@ -102,7 +102,7 @@ impl World {
             active_at: None,
         };
         assert_eq!(row.parts_left, open.count() as u64);
-        let view = row.clone().view(None, unfinished);
+        let view = row.clone().view(None, unfinished, NOW);
         assert_eq!((view.total, view.done), (self.items.len() as u64, of(Ending::Done)));
         assert_eq!(view.failed, of(Ending::Failed));
         let complete = view.is_sealed() && view.pending() == 0;

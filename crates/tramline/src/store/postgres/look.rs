@@ -255,7 +255,7 @@ pub(super) async fn dead(session: &mut Session<'_>, page: &Page) -> Result<Vec<D
         let Some(row) = rows.get(&slice.chunk) else { continue };
         for event in row.select(&session.catalog.topic_name(row.topic), slice.mask)? {
             dead.push(DeadEvent {
-                event,
+                event: event.shown_to(page.subscription),
                 attempts: slice.attempts,
                 crashes: slice.crashes,
                 error: slice.error.clone().unwrap_or_default(),

@@ -15,6 +15,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (7, include_str!("migrations/0007_tally.sql")),
     (8, include_str!("migrations/0008_owner.sql")),
     (9, include_str!("migrations/0009_remote.sql")),
+    (10, include_str!("migrations/0010_tally_child.sql")),
     (11, include_str!("migrations/0011_push.sql")),
     (13, include_str!("migrations/0013_sealed_token.sql")),
 ];

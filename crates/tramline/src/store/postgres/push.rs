@@ -4,6 +4,7 @@ use super::session::Session;
 use crate::error::Result;
 use crate::model::health::Health;
 use crate::model::id::SubscriptionId;
+use crate::model::time::Time;
 use crate::store::push::{attempt, health, sending, text};
 use crate::store::verbs::{
     ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded,
@@ -31,7 +32,7 @@ pub(super) async fn record(session: &mut Session<'_>, record: &RecordPush) -> Re
                WHERE a.subscription = $1 ORDER BY a.id DESC LIMIT 1 OFFSET $2)";
     let query = session.query(sql).bind(record.subscription.0).bind(ATTEMPTS_KEPT as i64);
     session.run(query).await?;
-    Ok(Recorded { health, disabled_now })
+    Ok(Recorded { health, disabled_now, now: session.now })
 }
 
 pub(super) async fn steer(session: &mut Session<'_>, steer: &SteerPush) -> Result<Health> {
@@ -102,7 +103,7 @@ pub(super) async fn board(session: &mut Session<'_>) -> Result<Vec<PushEntry>> {
         let (state, due) = found.remove(&subscription.id.0).unwrap_or_default();
         let health = health(state.as_deref())?;
         let due = due && health.is_open(session.now);
-        board.push(PushEntry { subscription: subscription.clone(), health, due });
+        board.push(PushEntry { subscription: subscription.clone(), health, due, now: session.now });
     }
     Ok(board)
 }
@@ -126,7 +127,27 @@ pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result
     for row in session.all(query).await? {
         gathered.add(row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     }
+    if gathered.events == 0 {
+        gathered.next_due = next_due(session, gather.subscription, ordered).await?;
+    }
     Ok(gathered)
+}
+
+/// When the first of what waits is due.
+async fn next_due(session: &mut Session<'_>, id: SubscriptionId, ordered: bool) -> Result<Option<Time>> {
+    let sql = if ordered {
+        "SELECT min(greatest(l.halted_until, s.pos)) FROM tramline_lane l \
+         CROSS JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
+            AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) s \
+         WHERE l.subscription = $1 AND l.owner = 0"
+    } else {
+        "SELECT min(s.pos) FROM generate_series(0, 9) r \
+         CROSS JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 AND s.lane = 0 \
+            AND s.rank = r ORDER BY s.pos LIMIT 1) s"
+    };
+    let query = session.query(sql).bind(id.0);
+    let next: Option<i64> = query.fetch_one(&mut *session.conn).await?.try_get(0)?;
+    Ok(next.map(Time))
 }
 
 pub(super) async fn attempts(session: &mut Session<'_>, list: &ListAttempts) -> Result<Vec<NumberedAttempt>> {

@@ -278,9 +278,8 @@ impl Store for PostgresStore {
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| tally::list(
-            session, &list
-        ))
+        let begin = Begin::reading(list.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::list(session, &list))
     }
 
     async fn tally_counts(&self) -> Result<TallyCounts> {
@@ -386,6 +385,16 @@ impl Store for PostgresStore {
     async fn now(&self) -> Result<Time> {
         step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| async {
             Ok(session.now)
+        })
+    }
+
+    /// A message in the log of the server, which nobody reads: written and synced like the changes of a transaction, and no row of
+    /// any table is touched.
+    async fn probe(&self) -> Result<()> {
+        let sql = "SELECT pg_logical_emit_message(true, 'tramline', '')";
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| async {
+            let query = session.query(sql);
+            session.run(query).await.map(|_| ())
         })
     }
 

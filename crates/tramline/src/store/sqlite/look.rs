@@ -115,7 +115,7 @@ pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>>
         let Some(row) = one_chunk(session.conn, slice.chunk)? else { continue };
         for event in row.select(&session.catalog.topic_name(row.topic), slice.mask)? {
             dead.push(DeadEvent {
-                event,
+                event: event.shown_to(page.subscription),
                 attempts: slice.attempts,
                 crashes: slice.crashes,
                 error: slice.error.clone().unwrap_or_default(),

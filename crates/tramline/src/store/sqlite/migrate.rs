@@ -11,6 +11,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (4, include_str!("migrations/0004_tally.sql")),
     (5, include_str!("migrations/0005_owner.sql")),
     (6, include_str!("migrations/0006_remote.sql")),
+    (7, include_str!("migrations/0007_tally_child.sql")),
     (8, include_str!("migrations/0008_push.sql")),
     (10, include_str!("migrations/0010_sealed_token.sql")),
 ];

@@ -4,6 +4,8 @@ use super::session::Session;
 use crate::error::Result;
 use crate::model::health::Health;
 use crate::model::id::SubscriptionId;
+use crate::model::subscription::Subscription;
+use crate::model::time::Time;
 use crate::store::push::{attempt, health, sending, text};
 use crate::store::verbs::{
     ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded,
@@ -29,7 +31,7 @@ pub(super) fn record(session: &Session<'_>, record: &RecordPush) -> Result<Recor
     let sql = "DELETE FROM tramline_attempt WHERE subscription = ?1 AND id <= (SELECT id FROM tramline_attempt \
                WHERE subscription = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)";
     conn.prepare_cached(sql)?.execute(params![id, ATTEMPTS_KEPT as i64])?;
-    Ok(Recorded { health, disabled_now })
+    Ok(Recorded { health, disabled_now, now: session.now })
 }
 
 pub(super) fn steer(session: &Session<'_>, steer: &SteerPush) -> Result<Health> {
@@ -66,7 +68,7 @@ pub(super) fn board(session: &Session<'_>) -> Result<Vec<PushEntry>> {
             } else {
                 slices_due(session, subscription.id)?
             };
-        board.push(PushEntry { subscription: subscription.clone(), health, due });
+        board.push(PushEntry { subscription: subscription.clone(), health, due, now: session.now });
     }
     Ok(board)
 }
@@ -105,7 +107,24 @@ pub(super) fn gather(session: &Session<'_>, gather: &Gather) -> Result<Gathered>
     while let Some(row) = rows.next()? {
         gathered.add(row.get(0)?, row.get(1)?, row.get(2)?);
     }
+    if gathered.events == 0 {
+        gathered.next_due = next_due(session, subscription)?;
+    }
     Ok(gathered)
+}
+
+/// When the first of what waits is due.
+fn next_due(session: &Session<'_>, subscription: &Subscription) -> Result<Option<Time>> {
+    let sql = if subscription.policy.is_ordered() {
+        "SELECT min(max(l.halted_until, (SELECT min(s.pos) FROM tramline_slice s WHERE s.subscription = ?1 AND s.state = 3 \
+         AND s.lane = l.lane AND s.rank = 0))) FROM tramline_lane l WHERE l.subscription = ?1 AND l.owner = 0"
+    } else {
+        "SELECT min(pos) FROM tramline_slice WHERE subscription = ?1 AND state = 0 AND lane = 0 \
+         AND rank IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)"
+    };
+    let next: Option<i64> =
+        session.conn.prepare_cached(sql)?.query_row([subscription.id.0], |row| row.get(0))?;
+    Ok(next.map(Time))
 }
 
 pub(super) fn attempts(session: &Session<'_>, list: &ListAttempts) -> Result<Vec<NumberedAttempt>> {

@@ -203,11 +203,11 @@ impl Store for SqliteStore {
     }
 
     async fn tally(&self, find: NameTally) -> Result<Option<Tally>> {
-        self.read(find.now, move |session| tally::get(session.conn, find.tally)).await
+        self.read(find.now, move |session| tally::get(session, find.tally)).await
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        self.read(None, move |session| tally::list(session.conn, &list)).await
+        self.read(list.now, move |session| tally::list(session, &list)).await
     }
 
     async fn tally_counts(&self) -> Result<TallyCounts> {
@@ -275,6 +275,15 @@ impl Store for SqliteStore {
 
     async fn now(&self) -> Result<Time> {
         self.read(None, |session| store_time(session.conn)).await
+    }
+
+    async fn probe(&self) -> Result<()> {
+        // A number that changes: SQLite does not write what is as it was.
+        let sql = "INSERT INTO tramline_meta VALUES ('probe', 1) ON CONFLICT DO UPDATE SET value = value + 1";
+        self.write(Durable::Yes, None, |session| {
+            Ok(session.conn.prepare_cached(sql)?.execute([]).map(drop)?)
+        })
+        .await
     }
 
     async fn close(&self) {

@@ -26,6 +26,8 @@ pub struct Recorded {
     pub health: Health,
     /// True if one of these attempts disabled it.
     pub disabled_now: bool,
+    /// The store's time.
+    pub now: Time,
 }
 
 /// Changes how a push subscription stands, by somebody's will.
@@ -67,6 +69,8 @@ pub struct PushEntry {
     pub health: Health,
     /// True if something is due, or a lease has ended.
     pub due: bool,
+    /// The store's time.
+    pub now: Time,
 }
 
 /// Looks at what has gathered for a batch.
@@ -89,6 +93,8 @@ pub struct Gathered {
     pub since: Option<Time>,
     /// True if some were tried before or are sent again: they have gathered already.
     pub again: bool,
+    /// When something becomes due that is not yet, if there is nothing else.
+    pub next_due: Option<Time>,
     /// The store's time.
     pub now: Time,
 }

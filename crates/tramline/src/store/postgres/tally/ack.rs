@@ -42,7 +42,7 @@ pub(super) async fn end(session: &mut Session<'_>, acks: &[Ack], amend: bool, by
     for row in known.values().filter(|row| row.was_completed_by(by)) {
         acked.completed.push(CompletedTally { id: row.id, user_key: row.user_key.clone() });
     }
-    let standings = known.iter().map(|(id, row)| (*id, row.standing())).collect();
+    let standings = known.iter().map(|(id, row)| (*id, row.standing(session.now))).collect();
     let outcome = acks.apply(&standings, &mut parts);
     let changed: Vec<_> = outcome.changed.iter().map(|id| (*id, &parts[id])).collect();
     rows::write_parts(session, &changed).await?;

@@ -10,8 +10,8 @@ use super::session::Session;
 use crate::error::Result;
 use crate::model::id::TallyId;
 use crate::model::tally::{Added, NewTally, Parent, Tally, TallyItem, TallyState};
-use crate::plan::tally::{TallyRow, unknown};
-use crate::store::tally::{added_otherwise, hash, new_row, no_such_item, notes, reused, state};
+use crate::plan::tally::{Origin, TallyRow, unknown};
+use crate::store::tally::{Of, added_otherwise, hash, new_row, notes, reused, state};
 use crate::store::verbs_tally::*;
 use rows::view;
 use sqlx::Row;
@@ -96,9 +96,9 @@ async fn stands_for(session: &mut Session<'_>, parent: Parent) -> Result<TallyIt
         }
         Parent::Item(item) => {
             let row = rows::require(session, item.tally).await?;
-            if row.state.has_ended() || rows::pending(session, &BTreeSet::from([item])).await?.is_empty() {
-                return Err(no_such_item(item));
-            }
+            let known = rows::items(session, &BTreeSet::from([item])).await?.remove(&item);
+            let taken = rows::has_child(session, item).await?;
+            row.check_child(item.number, known, taken, session.now)?;
             Ok(item)
         }
     }
@@ -112,10 +112,11 @@ pub(super) async fn add(session: &mut Session<'_>, add: AddItems) -> Result<Adde
     {
         return if added.count == add.count { Ok(added) } else { Err(added_otherwise()) };
     }
-    let origin = add.within.map(|number| TallyItem { tally: add.tally, number });
-    let inside = !rows::pending(session, &origin.into_iter().collect()).await?.is_empty();
-    let added = row.grow(add.count, inside, session.now)?;
-    rows::extend(session, &BTreeMap::from([(add.tally, added)]), add.token).await?;
+    let within = add.within.map(|number| TallyItem { tally: add.tally, number });
+    let items = rows::items(session, &within.into_iter().collect()).await?;
+    let origin = within.map(|item| Origin { number: item.number, item: items.get(&item).copied() });
+    let added = row.grow(add.count, origin, session.now)?;
+    rows::extend(session, &BTreeMap::from([(add.tally, added)]), Of::Items(add.token)).await?;
     rows::write(session, &[&row], &[]).await?;
     Ok(added)
 }
@@ -146,9 +147,10 @@ pub(super) async fn count(
     rows::write(session, &known.values().collect::<Vec<_>>(), &outbox).await?;
     let views = views(session, &ids).await?;
     // Each is shown as it was after its own count.
+    let now = session.now;
     let view = |(row, completed_now): (TallyRow, bool)| {
         let metadata = views.get(&row.id).and_then(|tally| tally.metadata.clone());
-        CountedTally { tally: row.view(metadata, Default::default()), completed_now }
+        CountedTally { tally: row.view(metadata, Default::default(), now), completed_now }
     };
     Ok(counted.into_iter().map(|counted| counted.map(view)).collect())
 }
@@ -167,33 +169,39 @@ async fn views(session: &mut Session<'_>, ids: &BTreeSet<TallyId>) -> Result<BTr
 }
 
 /// By user key: `tramline_tally_user_key`; by state: `tramline_tally_state`, one range per state, because all of them together
-/// would have to be sorted; else the primary key.
+/// would have to be sorted, and for what no sweep has met yet `tramline_tally_expiry`; else the primary key.
 pub(super) async fn list(session: &mut Session<'_>, list: &ListTallies) -> Result<Vec<Tally>> {
     let states: BTreeSet<i16> = list.states.iter().map(|state| *state as i16).collect();
     let states: Vec<i16> = states.into_iter().collect();
-    let (after, limit) = (list.after.0, i64::from(list.limit));
+    let (after, limit, now) = (list.after.0, i64::from(list.limit), session.now.0);
     let query = match (&list.user_key, states.is_empty()) {
         (Some(key), _) => session
             .query(view!(
-                "t.user_key = $1 AND t.user_key IS NOT NULL AND t.id > $2 \
-                 AND ($3::smallint[] = '{}' OR t.state + 0 = ANY($3::smallint[])) ORDER BY t.user_key, t.id LIMIT $4"
+                "t.user_key = $1 AND t.user_key IS NOT NULL AND t.id > $2 AND ($3::smallint[] = '{}' OR CASE \
+                 WHEN t.state < 2 AND t.expires_at <= $5 THEN 4 ELSE t.state END = ANY($3::smallint[])) \
+                 ORDER BY t.user_key, t.id LIMIT $4"
             ))
             .bind(key.clone())
             .bind(after)
             .bind(states)
-            .bind(limit),
+            .bind(limit)
+            .bind(now),
         (None, true) => {
             session.query(view!("t.id > $1 ORDER BY t.id LIMIT $2")).bind(after).bind(limit)
         }
         (None, false) => session
             .query(view!(
                 "t.id IN (SELECT f.id FROM unnest($1::smallint[]) AS s(state) CROSS JOIN LATERAL (SELECT f.id \
-                 FROM tramline_tally f WHERE f.state = s.state AND f.id > $2 ORDER BY f.state, f.id LIMIT $3) f \
-                 ORDER BY f.id LIMIT $3) ORDER BY t.id"
+                 FROM tramline_tally f WHERE f.state = s.state AND f.id > $2 \
+                 AND (f.state > 1 OR f.expires_at IS NULL OR f.expires_at > $4) ORDER BY f.state, f.id LIMIT $3) f \
+                 UNION ALL (SELECT f.id FROM tramline_tally f WHERE 4 = ANY($1::smallint[]) AND f.state < 2 \
+                 AND f.expires_at IS NOT NULL AND f.expires_at <= $4 AND f.id > $2 ORDER BY f.id LIMIT $3) \
+                 ORDER BY 1 LIMIT $3) ORDER BY t.id"
             ))
             .bind(states)
             .bind(after)
-            .bind(limit),
+            .bind(limit)
+            .bind(now),
     };
     rows::views(session, query).await
 }

@@ -3,10 +3,9 @@
 use super::rows;
 use crate::error::Result;
 use crate::model::event::Event;
-use crate::model::tally::TallyItem;
 use crate::plan::tally::{Placement, origins, place as plan_place, wanted};
 use crate::store::postgres::session::Session;
-use std::collections::HashSet;
+use crate::store::tally::Of;
 
 /// Adds an item for each event that shall be one, and numbers it. Gives the units that cannot be stored.
 pub(in crate::store::postgres) async fn place(
@@ -18,10 +17,10 @@ pub(in crate::store::postgres) async fn place(
         return Ok(Placement::default());
     }
     let mut locked = rows::lock(session, &wanted).await?;
-    let unfinished: HashSet<TallyItem> = rows::pending(session, &origins(units)).await?.into_iter().collect();
-    let placement = plan_place(units, &session.catalog, &mut locked, &unfinished, session.now);
+    let items = rows::items(session, &origins(units)).await?;
+    let placement = plan_place(units, &session.catalog, &mut locked, &items, session.now);
     if !placement.added.is_empty() {
-        rows::extend(session, &placement.added, None).await?;
+        rows::extend(session, &placement.added, Of::Events).await?;
         let changed: Vec<_> = placement.added.keys().map(|tally| &locked[tally]).collect();
         rows::write(session, &changed, &[]).await?;
     }

@@ -6,9 +6,9 @@ use crate::model::tally::news::Outgoing;
 use crate::model::tally::part::{PART, Part, PartId};
 use crate::model::tally::{Added, Tally, TallyItem};
 use crate::model::time::Time;
-use crate::plan::tally::{TallyRow, Tells, Unfinished, unknown};
+use crate::plan::tally::{ItemRow, TallyRow, Tells, Unfinished, unknown};
 use crate::store::postgres::session::{Query, Session};
-use crate::store::tally::{metadata, state};
+use crate::store::tally::{Of, metadata, state};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -145,17 +145,19 @@ pub(super) async fn put_out(session: &mut Session<'_>, outbox: &[Outgoing]) -> R
 pub(super) async fn extend(
     session: &mut Session<'_>,
     added: &BTreeMap<TallyId, Added>,
-    token: Option<i64>,
+    of: Of,
 ) -> Result<()> {
-    let sql = "INSERT INTO tramline_tally_extent (tally, part, count, token) \
-               SELECT u.tally, u.part, u.count, $4 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) \
+    let (token, of_events) = of.columns();
+    let sql = "INSERT INTO tramline_tally_extent (tally, part, count, token, of_events) \
+               SELECT u.tally, u.part, u.count, $4, $5 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) \
                AS u(tally, part, count)";
     let query = session
         .query(sql)
         .bind(added.keys().map(|tally| tally.0).collect::<Vec<i64>>())
         .bind(added.values().map(|added| (added.first / PART).cast_signed()).collect::<Vec<i64>>())
         .bind(added.values().map(|added| added.count.cast_signed()).collect::<Vec<i64>>())
-        .bind(token);
+        .bind(token)
+        .bind(of_events);
     session.run(query).await.map(|_| ())
 }
 
@@ -224,18 +226,18 @@ pub(super) async fn write_parts(session: &mut Session<'_>, parts: &[(PartId, &Pa
     session.run(query).await.map(|_| ())
 }
 
-/// Those of some items that have not ended, as it is without a lock.
-pub(super) async fn pending(
+/// Those of some items that were added, as they are without a lock.
+pub(super) async fn items(
     session: &mut Session<'_>,
     items: &BTreeSet<TallyItem>,
-) -> Result<BTreeSet<TallyItem>> {
-    let mut found = BTreeSet::new();
+) -> Result<BTreeMap<TallyItem, ItemRow>> {
+    let mut found = BTreeMap::new();
     if items.is_empty() {
         return Ok(found);
     }
-    let sql = "SELECT u.tally, u.number, e.part, e.count, p.items, p.remaining, p.pending, p.failures \
+    let sql = "SELECT u.tally, u.number, e.part, e.count, e.of_events, p.items, p.remaining, p.pending, p.failures \
                FROM unnest($1::bigint[], $2::bigint[]) AS u(tally, number) \
-               CROSS JOIN LATERAL (SELECT e.part, e.count FROM tramline_tally_extent e WHERE e.tally = u.tally \
+               CROSS JOIN LATERAL (SELECT e.part, e.count, e.of_events FROM tramline_tally_extent e WHERE e.tally = u.tally \
                    AND e.part <= u.number / 4096 ORDER BY e.tally DESC, e.part DESC LIMIT 1) e \
                LEFT JOIN tramline_tally_part p ON p.tally = u.tally AND p.part = u.number / 4096";
     let query = session
@@ -243,17 +245,26 @@ pub(super) async fn pending(
         .bind(items.iter().map(|item| item.tally.0).collect::<Vec<i64>>())
         .bind(items.iter().map(|item| item.number.cast_signed()).collect::<Vec<i64>>());
     for row in session.all(query).await? {
-        let number = row.try_get::<i64, _>(1)?.cast_unsigned();
+        let item =
+            TallyItem { tally: TallyId(row.try_get(0)?), number: row.try_get::<i64, _>(1)?.cast_unsigned() };
         let (first, count): (i64, i64) = (row.try_get(2)?, row.try_get(3)?);
-        let part = match row.try_get::<Option<i32>, _>(4)? {
-            Some(_) => Some(part(&row, 4)?),
-            None => Part::untouched(count.cast_unsigned(), number / PART - first.cast_unsigned()),
+        let part = match row.try_get::<Option<i32>, _>(5)? {
+            Some(_) => Some(part(&row, 5)?),
+            None => Part::untouched(count.cast_unsigned(), item.number / PART - first.cast_unsigned()),
         };
-        if part.is_some_and(|part| part.is_pending((number % PART) as u32)) {
-            found.insert(TallyItem { tally: TallyId(row.try_get(0)?), number });
-        }
+        let of_events = row.try_get(4)?;
+        let known = part.and_then(|part| ItemRow::of(item.number, &part, of_events));
+        found.extend(known.map(|known| (item, known)));
     }
     Ok(found)
+}
+
+/// True if a tally stands for an item, by `tramline_tally_parent`. One on its way out counts: it may still have to tell.
+pub(super) async fn has_child(session: &mut Session<'_>, item: TallyItem) -> Result<bool> {
+    let sql = "SELECT 1 FROM tramline_tally t WHERE t.parent_tally = $1 AND t.parent_item = $2 \
+               AND t.parent_tally IS NOT NULL LIMIT 1";
+    let query = session.query(sql).bind(item.tally.0).bind(item.number.cast_signed());
+    Ok(!session.all(query).await?.is_empty())
 }
 
 /// Tallies with all that users are shown, in one statement: a part that is finished meanwhile is counted once.
@@ -273,13 +284,14 @@ pub(super) use view;
 
 /// The tallies that a statement made by [`view!`] finds.
 pub(super) async fn views(session: &mut Session<'_>, query: Query) -> Result<Vec<Tally>> {
+    let now = session.now;
     let view = |found: &PgRow| {
         let unfinished = Unfinished {
             done: found.try_get::<i64, _>(21)?.cast_unsigned(),
             failed: found.try_get::<i64, _>(22)?.cast_unsigned(),
             active_at: found.try_get::<Option<i64>, _>(23)?.map(Time),
         };
-        Ok(row(found)?.view(metadata(found.try_get(20)?), unfinished))
+        Ok(row(found)?.view(metadata(found.try_get(20)?), unfinished, now))
     };
     session.all(query).await?.iter().map(view).collect()
 }

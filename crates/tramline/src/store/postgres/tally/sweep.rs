@@ -143,7 +143,7 @@ pub(super) async fn remove(session: &mut Session<'_>, found: &[&TallyRow]) -> Re
         return Ok(());
     }
     let mut outbox = Vec::new();
-    found.iter().for_each(|row| row.remove(&mut outbox));
+    found.iter().for_each(|row| row.remove(session.now, &mut outbox));
     rows::put_out(session, &outbox).await?;
     let sql = "UPDATE tramline_tally SET state = $2, idle_since = $3 WHERE id = ANY($1)";
     let ids: Vec<i64> = found.iter().map(|row| row.id.0).collect();

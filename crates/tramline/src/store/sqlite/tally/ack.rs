@@ -38,7 +38,7 @@ pub(super) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> 
         if row.was_completed_by(by) {
             acked.completed.push(CompletedTally { id: tally, user_key: row.user_key.clone() });
         }
-        standings.insert(tally, row.standing());
+        standings.insert(tally, row.standing(session.now));
     }
     let mut parts: BTreeMap<PartId, Part> = BTreeMap::new();
     for id in acks.parts() {

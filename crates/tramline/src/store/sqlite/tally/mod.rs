@@ -9,10 +9,9 @@ pub(super) mod sweep;
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::TallyId;
-use crate::model::tally::part::{PART, PartId};
 use crate::model::tally::{Added, NewTally, Parent, Tally, TallyItem, TallyState};
-use crate::plan::tally::TallyRow;
-use crate::store::tally::{METADATA, added_otherwise, hash, metadata, new_row, no_such_item, notes, reused};
+use crate::plan::tally::{Origin, TallyRow};
+use crate::store::tally::{METADATA, Of, added_otherwise, hash, metadata, new_row, notes, reused};
 use crate::store::verbs_tally::*;
 use rusqlite::{Connection, params};
 use std::collections::BTreeSet;
@@ -53,9 +52,8 @@ fn stands_for(session: &Session<'_>, parent: Parent) -> Result<TallyItem> {
         }
         Parent::Item(item) => {
             let row = rows::require(session.conn, item.tally)?;
-            if row.state.has_ended() || !is_pending(session.conn, item)? {
-                return Err(no_such_item(item));
-            }
+            let known = rows::item(session.conn, item)?;
+            row.check_child(item.number, known, rows::has_child(session.conn, item)?, session.now)?;
             Ok(item)
         }
     }
@@ -75,21 +73,15 @@ pub(super) fn add(session: &Session<'_>, add: AddItems) -> Result<Added> {
 
 fn grow(session: &Session<'_>, add: AddItems) -> Result<Added> {
     let mut row = rows::require(session.conn, add.tally)?;
-    let inside = match add.within {
-        Some(number) => is_pending(session.conn, TallyItem { tally: add.tally, number })?,
-        None => false,
+    let origin = |number| -> Result<Origin> {
+        let item = rows::item(session.conn, TallyItem { tally: add.tally, number })?;
+        Ok(Origin { number, item })
     };
-    let added = row.grow(add.count, inside, session.now)?;
-    rows::extend(session.conn, add.tally, added, add.token)?;
+    let origin = add.within.map(origin).transpose()?;
+    let added = row.grow(add.count, origin, session.now)?;
+    rows::extend(session.conn, add.tally, added, Of::Items(add.token))?;
     rows::write(session.conn, &row, &[])?;
     Ok(added)
-}
-
-/// True if an item has not ended.
-fn is_pending(conn: &Connection, item: TallyItem) -> Result<bool> {
-    let id = PartId { tally: item.tally, part: item.number / PART };
-    let part = rows::part(conn, id)?;
-    Ok(part.is_some_and(|part| part.is_pending((item.number % PART) as u32)))
 }
 
 pub(super) fn seal(session: &Session<'_>, seal: SealTally) -> Result<SealedTally> {
@@ -97,7 +89,7 @@ pub(super) fn seal(session: &Session<'_>, seal: SealTally) -> Result<SealedTally
     let mut outbox = Vec::new();
     let completed_now = row.seal(seal.expected, seal.by, session.now, &mut outbox)?;
     rows::write(session.conn, &row, &outbox)?;
-    Ok(SealedTally { tally: view(session.conn, row)?, completed_now })
+    Ok(SealedTally { tally: view(session, row)?, completed_now })
 }
 
 pub(super) fn count(session: &Session<'_>, tally: TallyId, by: i64) -> Result<CountedTally> {
@@ -105,24 +97,25 @@ pub(super) fn count(session: &Session<'_>, tally: TallyId, by: i64) -> Result<Co
     let mut outbox = Vec::new();
     let completed_now = row.count(by, session.now, &mut outbox)?;
     rows::write(session.conn, &row, &outbox)?;
-    Ok(CountedTally { tally: view(session.conn, row)?, completed_now })
+    Ok(CountedTally { tally: view(session, row)?, completed_now })
 }
 
-pub(super) fn get(conn: &Connection, tally: TallyId) -> Result<Option<Tally>> {
-    rows::one(conn, tally)?.map(|row| view(conn, row)).transpose()
+pub(super) fn get(session: &Session<'_>, tally: TallyId) -> Result<Option<Tally>> {
+    rows::one(session.conn, tally)?.map(|row| view(session, row)).transpose()
 }
 
-fn view(conn: &Connection, row: TallyRow) -> Result<Tally> {
-    let metadata = metadata(rows::note(conn, row.id, METADATA)?);
-    let unfinished = rows::unfinished(conn, row.id)?;
-    Ok(row.view(metadata, unfinished))
+fn view(session: &Session<'_>, row: TallyRow) -> Result<Tally> {
+    let metadata = metadata(rows::note(session.conn, row.id, METADATA)?);
+    let unfinished = rows::unfinished(session.conn, row.id)?;
+    Ok(row.view(metadata, unfinished, session.now))
 }
 
 /// By user key: `tramline_tally_user_key`; by state: `tramline_tally_state`, one state at a time, because all of them together
-/// would have to be sorted; else the primary key.
-pub(super) fn list(conn: &Connection, list: &ListTallies) -> Result<Vec<Tally>> {
+/// would have to be sorted, and for what no sweep has met yet `tramline_tally_expiry`; else the primary key.
+pub(super) fn list(session: &Session<'_>, list: &ListTallies) -> Result<Vec<Tally>> {
+    let (conn, now) = (session.conn, session.now);
     let (after, limit) = (list.after.0, list.limit as usize);
-    let wanted = |row: &TallyRow| list.states.is_empty() || list.states.contains(&row.state);
+    let wanted = |row: &TallyRow| list.states.is_empty() || list.states.contains(&row.state_at(now));
     let mut found = match (&list.user_key, &list.states[..]) {
         (Some(key), _) => {
             let values = params![key, after];
@@ -132,21 +125,18 @@ pub(super) fn list(conn: &Connection, list: &ListTallies) -> Result<Vec<Tally>> 
         (None, states) => {
             let mut found = Vec::new();
             for state in states.iter().collect::<BTreeSet<_>>() {
-                let values = [*state as i64, after];
-                found.extend(rows::find_some(
-                    conn,
-                    "state = ? AND id > ? ORDER BY id",
-                    values,
-                    limit,
-                    wanted,
-                )?);
+                let (filter, values) = ("state = ? AND id > ? ORDER BY id", [*state as i64, after]);
+                let as_written = |row: &TallyRow| row.state_at(now) == *state;
+                found.extend(rows::find_some(conn, filter, values, limit, as_written)?);
             }
+            let filter = "state < 2 AND expires_at <= ? AND id > ? ORDER BY id";
+            found.extend(rows::find_some(conn, filter, [now.0, after], limit, wanted)?);
             found
         }
     };
     found.sort_by_key(|row| row.id);
     found.truncate(limit);
-    found.into_iter().map(|row| view(conn, row)).collect()
+    found.into_iter().map(|row| view(session, row)).collect()
 }
 
 pub(super) fn cancel(session: &Session<'_>, tally: TallyId) -> Result<Tally> {
@@ -155,7 +145,7 @@ pub(super) fn cancel(session: &Session<'_>, tally: TallyId) -> Result<Tally> {
     if row.cancel(session.now, &mut outbox)? {
         rows::write(session.conn, &row, &outbox)?;
     }
-    view(session.conn, row)
+    view(session, row)
 }
 
 pub(super) fn delete(session: &Session<'_>, tally: TallyId) -> Result<()> {

@@ -1,12 +1,12 @@
 //! Events that are emitted as items of tallies.
 
-use super::{is_pending, rows};
+use super::rows;
 use crate::error::Result;
 use crate::model::event::Event;
-use crate::model::tally::TallyItem;
 use crate::plan::tally::{Placement, origins, place as plan_place, wanted};
 use crate::store::sqlite::session::Session;
-use std::collections::{BTreeMap, HashSet};
+use crate::store::tally::Of;
+use std::collections::BTreeMap;
 
 /// Adds an item for each event that shall be one, and numbers it. Gives the units that cannot be stored.
 pub(in crate::store::sqlite) fn place(session: &Session<'_>, units: &mut [Vec<Event>]) -> Result<Placement> {
@@ -20,15 +20,13 @@ pub(in crate::store::sqlite) fn place(session: &Session<'_>, units: &mut [Vec<Ev
             found.insert(tally, row);
         }
     }
-    let mut unfinished: HashSet<TallyItem> = HashSet::new();
+    let mut items = BTreeMap::new();
     for item in origins(units) {
-        if is_pending(session.conn, item)? {
-            unfinished.insert(item);
-        }
+        items.extend(rows::item(session.conn, item)?.map(|row| (item, row)));
     }
-    let placement = plan_place(units, &session.catalog, &mut found, &unfinished, session.now);
+    let placement = plan_place(units, &session.catalog, &mut found, &items, session.now);
     for (tally, added) in &placement.added {
-        rows::extend(session.conn, *tally, *added, None)?;
+        rows::extend(session.conn, *tally, *added, Of::Events)?;
         rows::write(session.conn, &found[tally], &[])?;
     }
     Ok(placement)

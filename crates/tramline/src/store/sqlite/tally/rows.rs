@@ -6,9 +6,9 @@ use crate::model::tally::news::Outgoing;
 use crate::model::tally::part::{PART, Part, PartId};
 use crate::model::tally::{Added, TallyItem};
 use crate::model::time::Time;
-use crate::plan::tally::{TallyRow, Tells, Unfinished, unknown};
+use crate::plan::tally::{ItemRow, TallyRow, Tells, Unfinished, unknown};
 use crate::store::sqlite::rows::draw;
-use crate::store::tally::state;
+use crate::store::tally::{Of, state};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 
 /// The columns of a tally, in the order [`row`] reads them.
@@ -138,10 +138,12 @@ pub(super) fn put_out(conn: &Connection, outbox: &[Outgoing]) -> Result<()> {
 }
 
 /// Writes that items were added.
-pub(super) fn extend(conn: &Connection, tally: TallyId, added: Added, token: Option<i64>) -> Result<()> {
-    let sql = "INSERT INTO tramline_tally_extent (tally, part, count, token) VALUES (?, ?, ?, ?)";
+pub(super) fn extend(conn: &Connection, tally: TallyId, added: Added, of: Of) -> Result<()> {
+    let sql =
+        "INSERT INTO tramline_tally_extent (tally, part, count, token, of_events) VALUES (?, ?, ?, ?, ?)";
     let (part, count) = ((added.first / PART).cast_signed(), added.count.cast_signed());
-    conn.prepare_cached(sql)?.execute(params![tally.0, part, count, token])?;
+    let (token, of_events) = of.columns();
+    conn.prepare_cached(sql)?.execute(params![tally.0, part, count, token, of_events])?;
     Ok(())
 }
 
@@ -167,15 +169,33 @@ pub(super) fn part(conn: &Connection, id: PartId) -> Result<Option<Part>> {
         let failed = failed.as_blob_or_null().map_err(rusqlite::Error::from)?;
         return Part::read(row.get(0)?, pending, row.get(2)?, failed).map(Some);
     }
-    // The primary key, backwards from the part: the last addition before it is the only one that can reach it.
-    let sql = "SELECT part, count FROM tramline_tally_extent WHERE tally = ? AND part <= ? ORDER BY part DESC LIMIT 1";
-    let extent = conn
-        .prepare_cached(sql)?
-        .query_row([id.tally.0, id.part.cast_signed()], |row| {
-            Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?.cast_unsigned()))
-        })
-        .optional()?;
-    Ok(extent.and_then(|(first, count)| Part::untouched(count, id.part - first)))
+    Ok(extent(conn, id)?.and_then(|(added, _)| Part::untouched(added.count, id.part - added.first / PART)))
+}
+
+/// The addition that a part belongs to, if it has the part, and whether it was of events. The primary key, backwards from the
+/// part: the last addition before it is the only one that can reach it.
+fn extent(conn: &Connection, id: PartId) -> Result<Option<(Added, bool)>> {
+    let sql = "SELECT part, count, of_events FROM tramline_tally_extent WHERE tally = ? AND part <= ? \
+               ORDER BY part DESC LIMIT 1";
+    let extent = conn.prepare_cached(sql)?.query_row([id.tally.0, id.part.cast_signed()], |row| {
+        let (part, count): (i64, i64) = (row.get(0)?, row.get(1)?);
+        Ok((Added { first: part.cast_unsigned() * PART, count: count.cast_unsigned() }, row.get(2)?))
+    });
+    Ok(extent.optional()?)
+}
+
+/// One item as it is; `None` if it was never added.
+pub(super) fn item(conn: &Connection, item: TallyItem) -> Result<Option<ItemRow>> {
+    let id = PartId { tally: item.tally, part: item.number / PART };
+    let (Some(part), Some((_, of_events))) = (part(conn, id)?, extent(conn, id)?) else { return Ok(None) };
+    Ok(ItemRow::of(item.number, &part, of_events))
+}
+
+/// True if a tally stands for an item, by `tramline_tally_parent`. One on its way out counts: it may still have to tell.
+pub(super) fn has_child(conn: &Connection, item: TallyItem) -> Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM tramline_tally WHERE parent_tally = ? AND parent_item = ?)";
+    let values = [item.tally.0, item.number.cast_signed()];
+    Ok(conn.prepare_cached(sql)?.query_row(values, |row| row.get(0))?)
 }
 
 /// Writes a part back, or for the first time.

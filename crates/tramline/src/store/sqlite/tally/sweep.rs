@@ -105,7 +105,7 @@ pub(in crate::store::sqlite) fn reap(session: &Session<'_>, reap: &ReapTallies) 
 /// A tally does not exist any more, but for what is left to clear and to tell.
 pub(super) fn remove(session: &Session<'_>, row: &TallyRow) -> Result<()> {
     let mut outbox = Vec::new();
-    row.remove(&mut outbox);
+    row.remove(session.now, &mut outbox);
     rows::put_out(session.conn, &outbox)?;
     let sql = "UPDATE tramline_tally SET state = ?, idle_since = ? WHERE id = ?";
     session.conn.prepare_cached(sql)?.execute([i64::from(REMOVED), session.now.0, row.id.0])?;

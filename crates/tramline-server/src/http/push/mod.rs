@@ -1,0 +1,13 @@
+//! Push subscriptions over HTTP.
+//!
+//! - [`fields`]: what may be said of one
+//! - [`shown`]: what is told of one
+//! - [`secrets`]: signing secrets: adding and removing
+//! - [`steer`]: enabling, disabling, sending again
+//! - [`attempts`]: what was tried
+
+pub(crate) mod attempts;
+pub(crate) mod fields;
+pub(crate) mod secrets;
+pub(crate) mod shown;
+pub(crate) mod steer;

@@ -1,0 +1,141 @@
+//! Push subscriptions: what may be said of them, and what is told.
+
+use super::bed::{Bed, ROOT};
+use crate::config::Config;
+use serde_json::{Value, json};
+
+const CALLBACK: &str = "https://receiver.example/hook";
+
+async fn bed(push: Value) -> Bed {
+    let bed = Bed::guarded().await;
+    bed.put("/v1/subscriptions/s", push).await.good();
+    bed
+}
+
+fn push(more: Value) -> Value {
+    let mut push = json!({"topics": ["t"], "kind": "push", "callback": CALLBACK});
+    push.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    push
+}
+
+#[tokio::test]
+async fn what_is_said_of_a_push_subscription_is_told_again_and_the_rest_is_default() {
+    let more = json!({"order": "subscriber", "max_events": 7, "timeout_ms": 0, "format": "cloudevents_batch",
+        "headers": {"x-team": "orders"}, "concurrency": 2, "rate": 50, "disable_after_ms": null, "max_attempts": 0,
+        "filter": [{"field": "type", "prefix": ["order."]}]});
+    let bed = bed(push(more.clone())).await;
+    let told = bed.get("/v1/subscriptions/s").await.good();
+    for (name, value) in more.as_object().unwrap().iter().filter(|(name, _)| *name != "order") {
+        assert_eq!(&told[name], value, "{name} in {told}");
+    }
+    assert_eq!((&told["kind"], &told["ordering"]), (&json!("push"), &json!("subscriber")));
+    assert_eq!((&told["request_timeout_ms"], &told["delivery"]["state"]), (&json!(20_000), &json!("active")));
+    // What is left out stays.
+    let changed = bed.put("/v1/subscriptions/s", json!({"topics": ["t"], "max_events": 9})).await.good();
+    assert_eq!(
+        (&changed["max_events"], &changed["rate"], &changed["callback"]),
+        (&json!(9), &json!(50), &json!(CALLBACK))
+    );
+    let plain = self::bed(push(json!({}))).await.get("/v1/subscriptions/s").await.good();
+    assert_eq!((&plain["max_events"], &plain["timeout_ms"]), (&json!(100), &json!(500)));
+    assert_eq!(
+        (&plain["backoff"]["delays_ms"][0], &plain["backoff"]["delays_ms"][6]),
+        (&json!(5_000), &json!(36_000_000))
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_and_changes_nothing() {
+    let bed = Bed::guarded().await;
+    for wrong in [
+        json!({"topics": ["t"], "kind": "push"}),
+        json!({"topics": ["t"], "callback": CALLBACK}),
+        push(json!({"callback": "ftp://receiver.example/"})),
+        push(json!({"callback": "https://user:password@receiver.example/"})),
+        push(json!({"callback": "not a url"})),
+        push(json!({"max_events": 0})),
+        push(json!({"timeout_ms": 3_600_001})),
+        push(json!({"guarantee": "at_most_once"})),
+        push(json!({"order": "subscriber", "on_exhausted": "hold"})),
+        push(json!({"headers": {"Authorization": "Bearer x"}})),
+        push(json!({"headers": {"a b": "x"}})),
+        push(json!({"secrets": ["short"]})),
+        push(json!({"filter": [{"field": "topic", "equals": "t"}]})),
+        push(json!({"filter": [{"field": "type"}]})),
+        push(json!({"rate": 0})),
+        json!({"topics": ["t"], "ordering": "subscriber"}),
+    ] {
+        bed.put("/v1/subscriptions/s", wrong.clone()).await.problem(422);
+    }
+    bed.get("/v1/subscriptions/s").await.problem(404);
+    bed.put("/v1/subscriptions/s", push(json!({}))).await.good();
+    bed.put("/v1/subscriptions/s", json!({"topics": ["t"], "kind": "pull"})).await.problem(409);
+    bed.post("/v1/subscriptions/s/claim", json!({})).await.problem(422);
+    bed.put("/v1/subscriptions/w", json!({"topics": ["t"]})).await.good();
+    for path in ["enable", "disable", "secrets"] {
+        bed.post(&format!("/v1/subscriptions/w/{path}"), json!({})).await.problem(422);
+    }
+}
+
+#[tokio::test]
+async fn a_secret_is_shown_when_it_is_made_and_never_again() {
+    let bed = bed(push(json!({"authorization": "Bearer hidden-token"}))).await;
+    let made = bed.post("/v1/subscriptions/s/secrets", json!({"kind": "ed25519"})).await.good();
+    let secret = made["secret"].as_str().unwrap().to_owned();
+    assert!(secret.starts_with("whsk_") && made["public"].as_str().unwrap().starts_with("whpk_"));
+    let own = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let given = bed.post("/v1/subscriptions/s/secrets", json!({"secret": own})).await.good();
+    assert_eq!(given["secret"], Value::Null);
+    for path in ["/v1/subscriptions/s", "/v1/subscriptions", "/v1/stats"] {
+        let text = bed.get(path).await.text;
+        assert!(!text.contains(&secret) && !text.contains(own) && !text.contains("hidden-token"), "{path}");
+        assert!(!text.contains("s1."), "sealed texts stay here, too: {path}");
+    }
+    let told = bed.get("/v1/subscriptions/s").await.good();
+    assert_eq!(told["has_authorization"], true);
+    assert_eq!((told["secrets"].as_array().unwrap().len(), &told["secrets"][0]["id"]), (2, &given["id"]));
+    let path = format!("/v1/subscriptions/s/secrets/{}", made["id"].as_str().unwrap());
+    let left = bed.delete(&path).await.good();
+    assert_eq!((left["secrets"].as_array().unwrap().len(), &left["secrets"][0]["id"]), (1, &given["id"]));
+    bed.delete(&path).await.problem(404);
+}
+
+#[tokio::test]
+async fn without_a_key_no_secret_is_stored_and_the_remedy_says_what_to_set() {
+    let bed = Bed::open().await;
+    bed.put("/v1/subscriptions/s", push(json!({}))).await.good();
+    let problem = bed.post("/v1/subscriptions/s/secrets", json!({})).await.problem(422);
+    assert!(problem["remedy"].as_str().unwrap().contains("TRAMLINE_SECRET_KEY"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_new_key_opens_what_the_old_one_sealed() {
+    let config = Config { root_token: Some(ROOT.into()), ..Config::defaults().unwrap() };
+    let sealed = config.keyring().unwrap().seal("p", b"secret").unwrap();
+    let new = Config { secret_key: Some("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=".into()), ..config };
+    let keyring = new.keyring().unwrap();
+    assert_eq!(keyring.open("p", &sealed).unwrap(), b"secret");
+    assert!(!keyring.is_current(&sealed));
+}
+
+#[tokio::test]
+async fn disabling_and_enabling_are_told_with_the_reason() {
+    let bed = bed(push(json!({}))).await;
+    let told = bed.post("/v1/subscriptions/s/disable", json!({"reason": "moving"})).await.good();
+    assert_eq!(
+        (&told["delivery"]["state"], &told["delivery"]["disabled_because"]),
+        (&json!("disabled"), &json!("moving"))
+    );
+    let told = bed.post("/v1/subscriptions/s/enable", json!({})).await.good();
+    assert_eq!(
+        (&told["delivery"]["state"], &told["delivery"]["disabled_because"]),
+        (&json!("active"), &Value::Null)
+    );
+    let replayed =
+        bed.post("/v1/subscriptions/s/replay", json!({"since": "2026-01-01T00:00:00Z"})).await.good();
+    assert_eq!(replayed, json!({"count": 0, "next": null}));
+    bed.post("/v1/subscriptions/s/replay", json!({"since": "2026-01-01T00:00:00Z", "after": "x"}))
+        .await
+        .problem(422);
+    assert_eq!(bed.get("/v1/subscriptions/s/attempts").await.good(), json!({"items": [], "next": null}));
+}

@@ -1,0 +1,208 @@
+//! One push subscription: waits until a batch is to go, claims it, sends it.
+
+use super::batch::cut;
+use super::gather::{Bucket, Go, decide};
+use super::scribe::{self, Scribe};
+use super::standing::Standing;
+use super::{Shared, send};
+use crate::engine::backoff::Outage;
+use crate::engine::remote::Take;
+use crate::error::{Kind, Result};
+use crate::model::id::Incarnation;
+use crate::model::subscription::Ordering;
+use crate::store::verbs::{Claimed, Gather, Steer, SteerPush};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// How many events one claim takes at most, and about how much they weigh.
+const MOST: u32 = 4_096;
+const MOST_BYTES: usize = 4 << 20;
+
+pub(super) struct Line {
+    shared: Arc<Shared>,
+    standing: watch::Receiver<Standing>,
+    scribe: Arc<Scribe>,
+    sending: JoinSet<()>,
+    bucket: Bucket,
+}
+
+/// What a line does next.
+enum Next {
+    /// Looks again.
+    Again,
+    /// Waits for a hint, news of its subscription, or the end of a request.
+    Wait,
+    /// The same, but not beyond this reading of the clock.
+    Until(Duration),
+}
+
+impl Line {
+    pub(super) fn new(shared: Arc<Shared>, standing: watch::Receiver<Standing>, scribe: Arc<Scribe>) -> Line {
+        Line { shared, standing, scribe, sending: JoinSet::new(), bucket: Bucket::default() }
+    }
+
+    /// Runs until it is stopped or its subscription is gone; then requests that are under way may take `grace` to finish.
+    pub(super) async fn run(mut self, stop: CancellationToken, grace: Duration) {
+        let shared = self.shared.clone();
+        let (tram, clock) = (&shared.tram, shared.tram.clock());
+        let mut listener = tram.wake().listen(self.standing.borrow().subscription.id);
+        let mut outage = Outage::new("pushing");
+        while !stop.is_cancelled() {
+            listener.arm();
+            let until = match self.step(&stop).await {
+                Ok(Next::Again) => continue,
+                Ok(Next::Wait) => Duration::MAX,
+                Ok(Next::Until(reading)) => reading,
+                Err(error) if error.kind() == Kind::NotFound => break,
+                Err(error) => {
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = outage.wait(clock, &error) => {}
+                    }
+                    continue;
+                }
+            };
+            outage.over();
+            let until =
+                if self.scribe.is_behind() { until.min(clock.reading() + scribe::EVERY) } else { until };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = listener.wait() => {}
+                known = self.standing.changed() => if known.is_err() { break },
+                Some(_) = self.sending.join_next() => {}
+                () = clock.sleep_until(until) => {}
+            }
+        }
+        let ended = async { while self.sending.join_next().await.is_some() {} };
+        if tokio::time::timeout(grace, ended).await.is_err() {
+            tracing::warn!("requests that were still under way are sent again when their lease ends");
+        }
+        self.scribe.finish().await;
+    }
+
+    async fn step(&mut self, stop: &CancellationToken) -> Result<Next> {
+        while self.sending.try_join_next().is_some() {}
+        self.scribe.catch_up().await;
+        let standing = self.standing.borrow_and_update().clone();
+        let clock = self.shared.tram.clock();
+        if let Some(until) = standing.closed_until(clock) {
+            return Ok(Next::Until(until));
+        }
+        let free = standing.width().saturating_sub(self.sending.len());
+        if free == 0 {
+            return Ok(Next::Wait);
+        }
+        let wanted = match self.wanted(&standing, free).await? {
+            Go::Now(events) => events,
+            Go::At(reading) => return Ok(Next::Until(reading)),
+            Go::Nothing => return Ok(Next::Wait),
+        };
+        let Some(room) = self.room(wanted.div_ceil(standing.push.batch_size()) as usize, stop).await else {
+            return Ok(Next::Wait);
+        };
+        if standing.is_to_be_asked() {
+            return self.ask(&standing).await;
+        }
+        let wanted = wanted.min(standing.push.batch_size().saturating_mul(room.len() as u32));
+        let claimed = self.claim(&standing, wanted).await?;
+        if claimed.slices.is_empty() {
+            return self.nothing(&standing, &claimed).await;
+        }
+        self.send(&standing, claimed, room);
+        Ok(Next::Again)
+    }
+
+    /// How many events to claim now.
+    async fn wanted(&mut self, standing: &Standing, free: usize) -> Result<Go> {
+        let clock = self.shared.tram.clock();
+        let size = standing.push.batch_size();
+        // Where there is no order, one claim is for several requests. Else what one claim takes must not be under way twice.
+        let batches = if standing.subscription.policy.ordering == Ordering::None { free as u32 } else { 1 };
+        let most = size.saturating_mul(batches).min(MOST.max(size));
+        let room = match self.bucket.allowance(standing.push.rate, most, clock.reading()) {
+            Ok(events) => events,
+            Err(reading) => return Ok(Go::At(reading)),
+        };
+        if standing.push.timeout.is_zero() {
+            return Ok(Go::Now(room));
+        }
+        let gather = Gather { subscription: standing.subscription.id, events: most, now: clock.now() };
+        let gathered = self.shared.tram.store().gather(gather).await?;
+        Ok(decide(&gathered, standing, room, clock))
+    }
+
+    /// Room for up to so many requests; waits for one. `None`: stopped meanwhile.
+    async fn room(&self, batches: usize, stop: &CancellationToken) -> Option<Vec<OwnedSemaphorePermit>> {
+        let requests = &self.shared.requests;
+        let first = tokio::select! {
+            () = stop.cancelled() => return None,
+            permit = requests.clone().acquire_owned() => permit.ok()?,
+        };
+        let mut room = vec![first];
+        while room.len() < batches
+            && let Ok(permit) = requests.clone().try_acquire_owned()
+        {
+            room.push(permit);
+        }
+        Some(room)
+    }
+
+    async fn claim(&self, standing: &Standing, events: u32) -> Result<Claimed> {
+        let take = Take {
+            subscription: standing.subscription.id,
+            owner: Incarnation::random(),
+            max_events: events,
+            max_bytes: MOST_BYTES,
+            lease: Some(standing.push.lease()),
+        };
+        self.shared.tram.take_now(&take).await
+    }
+
+    /// Nothing could be claimed: a rule stops it, a lane is taken, a back-fill goes on.
+    async fn nothing(&self, standing: &Standing, claimed: &Claimed) -> Result<Next> {
+        if claimed.backfilling && claimed.stopped_by.is_none() {
+            let more = self.shared.tram.store().backfill(standing.subscription.id).await?;
+            return Ok(if more { Next::Again } else { Next::Wait });
+        }
+        let clock = self.shared.tram.clock();
+        Ok(match claimed.next_due {
+            // Due already, but in somebody else's hands: there will be a hint.
+            Some(due) if due > claimed.now => Next::Until(clock.reading_of(due, claimed.now)),
+            _ => Next::Wait,
+        })
+    }
+
+    fn send(&mut self, standing: &Standing, claimed: Claimed, room: Vec<OwnedSemaphorePermit>) {
+        let mut room = room.into_iter();
+        for batch in cut(claimed, standing.push.batch_size()) {
+            self.bucket.take(batch.events.len() as u32);
+            let permit = room.next();
+            let (shared, scribe, standing) = (self.shared.clone(), self.scribe.clone(), standing.clone());
+            self.sending.spawn(async move {
+                let (judged, attempt) = send::send(&shared, &standing, &batch).await;
+                drop(permit);
+                scribe.report(batch, judged, attempt).await;
+            });
+        }
+    }
+
+    /// Asks the receiver whether it wants events.
+    async fn ask(&mut self, standing: &Standing) -> Result<Next> {
+        let subscription = standing.subscription.id;
+        match send::ask(&self.shared, standing).await {
+            Ok(()) => {
+                let (tram, callback) = (&self.shared.tram, standing.push.callback.clone());
+                let steer = Steer::Agreed { callback };
+                let now = tram.clock().now();
+                let steer = SteerPush { subscription, steer, by: "the receiver".to_owned(), now };
+                let health = tram.store().steer_push(steer).await?;
+                self.scribe.learn(health, standing.time(tram.clock()));
+            }
+            Err(attempt) => self.scribe.note(*attempt).await,
+        }
+        Ok(Next::Again)
+    }
+}

@@ -1,0 +1,171 @@
+//! Push: sends the events of push subscriptions to their callbacks.
+//!
+//! - [`standing`]: what is known of a subscription: its policy, its health, its opened secrets
+//! - [`line`]: one subscription: waits for a batch, claims it, sends it
+//! - [`gather`](mod@gather): when a batch goes
+//! - [`batch`]: claimed events, cut into batches
+//! - [`send`]: one request, and the handshake before the first
+//! - [`control`]: steering and looking, for users
+//! - [`scribe`]: writes outcomes and attempts back, many at once
+
+mod batch;
+mod control;
+mod gather;
+mod line;
+mod scribe;
+mod send;
+mod standing;
+
+pub use control::Replayed;
+pub use standing::{authorization_purpose, secret_purpose, user_purpose};
+
+use crate::engine::backoff::Outage;
+use crate::engine::shutdown::Shutdown;
+use crate::engine::tramline::Tramline;
+use crate::error::Result;
+use crate::model::event::Event;
+use crate::model::id::SubscriptionId;
+use crate::model::subscription::Subscription;
+use crate::push::{Client, Keyring};
+use crate::store::verbs::PushEntry;
+use line::Line;
+use scribe::Scribe;
+use standing::Standing;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// How often every node looks at all push subscriptions: finds new ones, learns how others fared, repairs lost hints.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The topic on which Tramline says what became of push subscriptions.
+pub const NOTICES: &str = "tramline.push";
+/// The type of the event that says that a subscription was disabled.
+pub const DISABLED: &str = "subscription.disabled";
+
+/// Sends the events of all push subscriptions of a store. Any number of nodes may do so; a batch has one sender at a time.
+#[derive(Debug)]
+pub struct Pusher {
+    shared: Arc<Shared>,
+}
+
+/// What all lines share.
+#[derive(Debug)]
+struct Shared {
+    tram: Tramline,
+    client: Client,
+    keyring: Keyring,
+    /// Room for requests, over all subscriptions.
+    requests: Arc<Semaphore>,
+}
+
+/// A line that runs.
+struct Running {
+    standing: Arc<watch::Sender<Standing>>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Tramline {
+    /// What sends to callbacks, by this client. `keyring` opens the secrets of subscriptions; `requests` is how many may be under
+    /// way at once.
+    pub fn pusher(&self, client: Client, keyring: Keyring, requests: usize) -> Pusher {
+        let requests = Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS)));
+        Pusher { shared: Arc::new(Shared { tram: self.clone(), client, keyring, requests }) }
+    }
+}
+
+impl Pusher {
+    /// Sends until the shutdown starts; then requests that are under way may finish within its grace. What could not be written back
+    /// by then is sent again by somebody when its lease ends.
+    pub async fn run(self, shutdown: Shutdown) {
+        let mut lines: HashMap<SubscriptionId, Running> = HashMap::new();
+        let mut outage = Outage::new("looking for push subscriptions");
+        let (tram, clock) = (&self.shared.tram, self.shared.tram.clock());
+        while !shutdown.is_started() {
+            match tram.store().push_board(clock.now()).await {
+                Ok(board) => {
+                    outage.over();
+                    self.follow(&mut lines, board, &shutdown);
+                }
+                Err(error) => outage.wait(clock, &error).await,
+            }
+            tokio::select! {
+                () = shutdown.started() => {}
+                () = tram.pushes().notified() => {}
+                () = clock.sleep(LOOK) => {}
+            }
+        }
+        for line in lines.into_values() {
+            line.stop.cancel();
+            let _ = line.task.await;
+        }
+    }
+
+    /// Starts lines of new subscriptions, ends those of deleted ones, and tells the others how they stand.
+    fn follow(
+        &self,
+        lines: &mut HashMap<SubscriptionId, Running>,
+        board: Vec<PushEntry>,
+        shutdown: &Shutdown,
+    ) {
+        lines.retain(|id, line| {
+            let goes_on = board.iter().any(|entry| entry.subscription.id == *id) && !line.task.is_finished();
+            if !goes_on {
+                line.stop.cancel();
+            }
+            goes_on
+        });
+        for entry in board {
+            let id = entry.subscription.id;
+            let due = entry.due;
+            let known = lines.get(&id).map(|line| line.standing.borrow().clone());
+            let standing = Standing::new(entry, known.as_ref(), &self.shared);
+            match lines.get(&id) {
+                Some(line) => standing.tell(due, &line.standing),
+                None => {
+                    lines.insert(id, self.start(standing, shutdown));
+                }
+            }
+        }
+    }
+
+    fn start(&self, standing: Standing, shutdown: &Shutdown) -> Running {
+        let standing = Arc::new(watch::Sender::new(standing));
+        let stop = CancellationToken::new();
+        let scribe = Arc::new(Scribe::new(self.shared.clone(), standing.clone()));
+        let line = Line::new(self.shared.clone(), standing.subscribe(), scribe);
+        let task = tokio::spawn(line.run(stop.clone(), shutdown.grace()));
+        Running { standing, stop, task }
+    }
+}
+
+impl Shared {
+    /// Says that a subscription was disabled. Nobody is told twice: whoever repeats it does so under the same key.
+    async fn tell_disabled(
+        &self,
+        subscription: &Subscription,
+        health: &crate::model::health::Health,
+    ) -> Result<()> {
+        let Some(disabled) = &health.disabled else { return Ok(()) };
+        tracing::warn!(
+            subscription = &*subscription.name,
+            reason = disabled.reason,
+            "a push subscription was disabled"
+        );
+        let payload = serde_json::json!({
+            "subscription": &*subscription.name,
+            "reason": disabled.reason,
+            "disabled_at_ms": disabled.at.0,
+            "failing_since_ms": health.failing_since.map(|since| since.0),
+        });
+        let event = Event::json(NOTICES, &payload)?
+            .kind(DISABLED)
+            .key(&*subscription.name)
+            .idempotency_key(format!("disabled:{}:{}", subscription.id, disabled.at.0));
+        self.tram.emit(event).await.map(|_| ())
+    }
+}

@@ -1,0 +1,126 @@
+//! One request to a receiver.
+
+use super::Shared;
+use super::batch::Batch;
+use super::standing::{Keys, Standing};
+use crate::model::health::{Attempt, Verdict, excerpt};
+use crate::model::id::EventId;
+use crate::model::time::Time;
+use crate::push::{Answer, Judged, Request, all_failed, check_callback, judge, sign, write};
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use std::time::Duration;
+
+/// How a receiver is asked whether it wants events, after the specification of CloudEvents webhooks.
+const ORIGIN: HeaderName = HeaderName::from_static("webhook-request-origin");
+const ALLOWED: HeaderName = HeaderName::from_static("webhook-allowed-origin");
+/// Who asks.
+const NAME: &str = "tramline";
+
+/// Sends a batch, and says what came of it.
+pub(super) async fn send(shared: &Shared, standing: &Standing, batch: &Batch) -> (Judged, Attempt) {
+    let at = standing.time(shared.tram.clock());
+    let (judged, latency) = match request(standing, batch, at) {
+        Ok(request) => {
+            let answer = shared.client.post(request).await;
+            (judge(&answer, &batch.events), answer.latency)
+        }
+        Err(error) => (impossible(&error, batch), Duration::ZERO),
+    };
+    let acknowledged = judged.outcomes.iter().filter(|outcome| outcome.is_done()).count() as u32;
+    let attempt = Attempt {
+        at,
+        first: batch.first(),
+        last: batch.last(),
+        events: batch.events.len() as u32,
+        acknowledged,
+        verdict: judged.verdict,
+        status: judged.status,
+        latency,
+        excerpt: judged.excerpt.clone(),
+        retry_after: judged.retry_after,
+    };
+    (judged, attempt)
+}
+
+/// What cannot even be sent counts like what was not taken: somebody has to see to it.
+fn impossible(error: &str, batch: &Batch) -> Judged {
+    Judged {
+        verdict: Verdict::Failed,
+        outcomes: all_failed(&batch.events, error, None),
+        status: None,
+        retry_after: None,
+        excerpt: excerpt(error),
+    }
+}
+
+fn request(standing: &Standing, batch: &Batch, at: Time) -> Result<Request, String> {
+    let (push, id) = (&standing.push, batch.id());
+    let keys = standing.keys.as_ref().as_ref().map_err(Clone::clone)?;
+    let written = write(push.format, &standing.subscription.name, &id, &batch.events);
+    let mut headers = headers(standing, keys)?;
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(written.content_type));
+    if !keys.secrets.is_empty() {
+        headers.extend(sign(&keys.secrets, &id, at, &written.body).map_err(|error| error.to_string())?);
+    }
+    let url = check_callback(&push.callback, false).map_err(|error| error.to_string())?;
+    Ok(Request { url, headers, body: written.body, timeout: push.request_timeout })
+}
+
+/// The headers that the subscription sets, and who it is at the receiver.
+fn headers(standing: &Standing, keys: &Keys) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::with_capacity(standing.push.headers.len() + 6);
+    for (name, value) in &standing.push.headers {
+        let name = HeaderName::try_from(name).map_err(|_| format!("{name:?} is not a header"))?;
+        let value = HeaderValue::try_from(value).map_err(|_| format!("the value of {name} is no text"))?;
+        headers.insert(name, value);
+    }
+    if let Some(authorization) = &keys.authorization {
+        headers.insert(AUTHORIZATION, authorization.clone());
+    }
+    Ok(headers)
+}
+
+/// Asks a receiver whether it wants events. `Err`: it does not, or did not answer.
+pub(super) async fn ask(shared: &Shared, standing: &Standing) -> Result<(), Box<Attempt>> {
+    let at = standing.time(shared.tram.clock());
+    let refused = |status: Option<u16>, latency: Duration, text: &str| {
+        Box::new(Attempt {
+            at,
+            first: EventId(0),
+            last: EventId(0),
+            events: 0,
+            acknowledged: 0,
+            verdict: Verdict::Failed,
+            status,
+            latency,
+            excerpt: excerpt(text),
+            retry_after: None,
+        })
+    };
+    let request = question(standing).map_err(|error| refused(None, Duration::ZERO, &error))?;
+    let Answer { latency, result } = shared.client.options(request).await;
+    match result {
+        Ok(answered) if agrees(answered.status, &answered.headers) => Ok(()),
+        Ok(answered) => {
+            let text = format!("the receiver did not agree: {ALLOWED} must be {NAME} or *");
+            Err(refused(Some(answered.status), latency, &text))
+        }
+        Err(failed) => Err(refused(None, latency, &failed.text)),
+    }
+}
+
+fn question(standing: &Standing) -> Result<Request, String> {
+    let keys = standing.keys.as_ref().as_ref().map_err(Clone::clone)?;
+    let mut headers = headers(standing, keys)?;
+    headers.insert(ORIGIN, HeaderValue::from_static(NAME));
+    let url = check_callback(&standing.push.callback, false).map_err(|error| error.to_string())?;
+    Ok(Request { url, headers, body: Bytes::new(), timeout: standing.push.request_timeout })
+}
+
+fn agrees(status: u16, headers: &HeaderMap) -> bool {
+    let origin = headers.get(ALLOWED).and_then(|value| value.to_str().ok());
+    (200..300).contains(&status)
+        && origin.is_some_and(|origin| origin == "*" || origin.eq_ignore_ascii_case(NAME))
+}

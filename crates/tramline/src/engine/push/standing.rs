@@ -1,0 +1,154 @@
+//! What a line knows of its subscription.
+
+use super::Shared;
+use crate::engine::clock::Clock;
+use crate::model::health::Health;
+use crate::model::push::Push;
+use crate::model::subscription::Subscription;
+use crate::model::time::Time;
+use crate::push::{Keyring, Secret};
+use crate::store::verbs::PushEntry;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use http::HeaderValue;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// A push subscription as it was known at some time.
+#[derive(Clone, Debug)]
+pub(super) struct Standing {
+    pub(super) subscription: Arc<Subscription>,
+    pub(super) push: Arc<Push>,
+    pub(super) health: Health,
+    /// The store's time then, and what the clock of this process showed.
+    now: Time,
+    reading: Duration,
+    /// What signs and authenticates; or why it cannot be read.
+    pub(super) keys: Arc<std::result::Result<Keys, String>>,
+}
+
+/// Opened secrets.
+#[derive(Debug)]
+pub(super) struct Keys {
+    pub(super) secrets: Vec<Secret>,
+    pub(super) authorization: Option<HeaderValue>,
+}
+
+impl Standing {
+    /// `known` is what was known before: secrets are opened again only if they changed.
+    pub(super) fn new(entry: PushEntry, known: Option<&Standing>, shared: &Shared) -> Standing {
+        let PushEntry { subscription, health, now, .. } = entry;
+        let push = subscription.policy.push.clone().unwrap_or_default();
+        let same = known.filter(|known| known.has_keys_of(&push));
+        let keys = same.map_or_else(
+            || Arc::new(Keys::open(&subscription.name, &push, &shared.keyring)),
+            |known| known.keys.clone(),
+        );
+        let reading = shared.tram.clock().reading();
+        Standing { subscription: Arc::new(subscription), push: Arc::new(push), health, now, reading, keys }
+    }
+
+    /// Replaces what is known, unless something newer came in the meantime. Rings if that changes something, or if there may be
+    /// something to send.
+    pub(super) fn tell(self, due: bool, to: &watch::Sender<Standing>) {
+        to.send_if_modified(|known| {
+            let is_new = self.now >= known.now;
+            let rings =
+                due || self.subscription != known.subscription || (is_new && self.health != known.health);
+            *known = match is_new {
+                true => self,
+                false => {
+                    let Standing { health, now, reading, .. } = known.clone();
+                    Standing { health, now, reading, ..self }
+                }
+            };
+            rings
+        });
+    }
+
+    /// The health after something was written down.
+    pub(super) fn update(to: &watch::Sender<Standing>, health: Health, now: Time, clock: &Clock) {
+        let reading = clock.reading();
+        to.send_modify(|known| {
+            if now >= known.now {
+                (known.health, known.now, known.reading) = (health, now, reading);
+            }
+        });
+    }
+
+    /// When something may be sent again, by the clock of this process; `None`: at once.
+    pub(super) fn closed_until(&self, clock: &Clock) -> Option<Duration> {
+        if self.health.disabled.is_some() {
+            return Some(Duration::MAX);
+        }
+        let until = match clock {
+            Clock::Store(_) => self.reading.saturating_add(self.health.put_off_until.since(self.now)),
+            Clock::Manual(_) => self.health.put_off_until.since(Time(0)),
+        };
+        Some(until).filter(|until| *until > clock.reading())
+    }
+
+    /// How many requests may be under way. One that fails is only probed.
+    pub(super) fn width(&self) -> usize {
+        let in_line = self.subscription.policy.ordering == crate::model::subscription::Ordering::Subscriber;
+        if in_line || self.health.failures > 0 { 1 } else { self.push.concurrency as usize }
+    }
+
+    /// True if the receiver has to be asked first whether it wants events.
+    pub(super) fn is_to_be_asked(&self) -> bool {
+        self.push.handshake && self.health.agreed.as_ref() != Some(&self.push.callback)
+    }
+
+    fn has_keys_of(&self, push: &Push) -> bool {
+        let keys = |push: &Push| (push.secrets.clone(), push.user.clone(), push.authorization.clone());
+        keys(&self.push) == keys(push)
+    }
+
+    /// The store's time, as far as this process knows it.
+    pub(super) fn time(&self, clock: &Clock) -> Time {
+        clock.now().unwrap_or_else(|| self.now.after(clock.reading().saturating_sub(self.reading)))
+    }
+}
+
+impl Keys {
+    fn open(name: &str, push: &Push, keyring: &Keyring) -> std::result::Result<Keys, String> {
+        let open = |purpose: &str, sealed: &str| {
+            let plain = keyring.open(purpose, sealed).map_err(|error| error.to_string())?;
+            String::from_utf8(plain).map_err(|_| "a sealed secret is not text".to_owned())
+        };
+        let mut secrets = Vec::with_capacity(push.secrets.len());
+        for secret in &push.secrets {
+            let text = open(&secret_purpose(name, &secret.id), &secret.sealed)?;
+            secrets.push(Secret::parse(&text).map_err(|error| error.to_string())?);
+        }
+        let header = |text: String| {
+            let mut value =
+                HeaderValue::try_from(text).map_err(|_| "the authorization is not text".to_owned())?;
+            value.set_sensitive(true);
+            Ok::<_, String>(value)
+        };
+        if let Some(sealed) = push.authorization.as_deref() {
+            let authorization = Some(header(open(&authorization_purpose(name), sealed)?)?);
+            return Ok(Keys { secrets, authorization });
+        }
+        let user = push.user.as_deref().map(|user| open(&user_purpose(name), user)).transpose()?;
+        let basic = user.map(|user| format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:x"))));
+        Ok(Keys { secrets, authorization: basic.map(header).transpose()? })
+    }
+}
+
+/// What a signing secret of a subscription is sealed for.
+pub fn secret_purpose(subscription: &str, id: &str) -> String {
+    format!("subscription/{subscription}/secret/{id}")
+}
+
+/// What the user name for a receiver is sealed for.
+pub fn user_purpose(subscription: &str) -> String {
+    format!("subscription/{subscription}/user")
+}
+
+/// What the header `Authorization` for a receiver is sealed for.
+pub fn authorization_purpose(subscription: &str) -> String {
+    format!("subscription/{subscription}/authorization")
+}
