@@ -5,8 +5,8 @@ use crate::http::control::Act;
 use crate::http::json::json_response;
 use crate::http::problem::Told;
 use crate::http::{
-    claims, control, dead, emit, events, health, metrics, schema, settle, stats, subscriptions, tallies,
-    tokens, topics,
+    claims, control, dead, emit, events, health, metrics, push, schema, settle, stats, subscriptions,
+    tallies, tokens, topics,
 };
 use axum::Router;
 use axum::http::StatusCode;
@@ -51,6 +51,12 @@ use utoipa::{OpenApi as _, PartialSchema, ToSchema};
         dead::parked,
         dead::release_parked,
         dead::resend,
+        push::steer::enable,
+        push::steer::disable,
+        push::steer::replay,
+        push::attempts::list,
+        push::secrets::add,
+        push::secrets::remove,
         tallies::open::open,
         tallies::look::list,
         tallies::ack_many::ack_many,

@@ -68,8 +68,7 @@ pub(crate) struct SubscriptionIn {
     /// `[{"field": "type", "prefix": "order."}, {"field": "payload.country", "in": ["AT"]}]`
     #[schema(value_type = Option<Vec<schema::Condition>>)]
     filter: Option<Filter>,
-    /// Push: where to send
-    #[schema(max_length = 2048)]
+    /// Push: where to send; up to 2,048 bytes
     callback: Option<String>,
     /// Push: how many events a batch has at most; 100 unless set
     #[schema(minimum = 1, maximum = 10000)]
@@ -93,7 +92,7 @@ pub(crate) struct SubscriptionIn {
     request_timeout_ms: Option<u64>,
     /// Push: after how long without a single success it is disabled, five days unless set; null: never
     #[serde(default, deserialize_with = "or_null")]
-    #[schema(value_type = Option<schema::Millis>)]
+    #[schema(value_type = Option<u64>)]
     disable_after_ms: Option<Option<u64>>,
     /// Push: ask the receiver first whether it wants events, after the specification of CloudEvents webhooks
     handshake: Option<bool>,

@@ -31,7 +31,6 @@ pub struct Push {
     #[serde(rename = "request_timeout_ms", with = "as_millis")]
     pub request_timeout: Duration,
     /// After how long without a single success it is disabled; `None`: never.
-    // Written also if it is none: left out, it would be read as the default.
     #[serde(rename = "disable_after_ms", with = "as_optional_millis")]
     pub disable_after: Option<Duration>,
     /// Whether the receiver has to agree first, by the handshake of CloudEvents webhooks.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use utoipa::openapi::path::PathItem;
 
-/// All that the contract fixes, but for schedules.
+/// All that the contract fixes, but for schedules; and what is offered beyond it.
 const CONTRACT: &[&str] = &[
     "GET /health/live",
     "GET /health/ready",
@@ -20,18 +20,24 @@ const CONTRACT: &[&str] = &[
     "DELETE /v1/subscriptions/{name}",
     "GET /v1/subscriptions/{name}",
     "PUT /v1/subscriptions/{name}",
+    "GET /v1/subscriptions/{name}/attempts",
     "POST /v1/subscriptions/{name}/block",
     "POST /v1/subscriptions/{name}/claim",
     "GET /v1/subscriptions/{name}/dead",
     "POST /v1/subscriptions/{name}/dead/drop",
     "POST /v1/subscriptions/{name}/dead/replay",
+    "POST /v1/subscriptions/{name}/disable",
+    "POST /v1/subscriptions/{name}/enable",
     "POST /v1/subscriptions/{name}/extend",
     "GET /v1/subscriptions/{name}/parked",
     "POST /v1/subscriptions/{name}/parked/release",
     "POST /v1/subscriptions/{name}/pause",
     "POST /v1/subscriptions/{name}/release",
+    "POST /v1/subscriptions/{name}/replay",
     "POST /v1/subscriptions/{name}/resend",
     "POST /v1/subscriptions/{name}/resume",
+    "POST /v1/subscriptions/{name}/secrets",
+    "DELETE /v1/subscriptions/{name}/secrets/{secret}",
     "POST /v1/subscriptions/{name}/settle",
     "POST /v1/subscriptions/{name}/unblock",
     "GET /v1/tallies",
@@ -130,8 +136,10 @@ fn bodies(api: &Value) -> Vec<Described> {
                 let schema = resolve(api, schema).clone();
                 let tally = if path.ends_with("/count") { COUNTER } else { TALLY };
                 let alone = schema["maxProperties"] == 1;
+                let is_push = path.ends_with("/disable") || path.ends_with("/secrets");
+                let name = if is_push { "p" } else { "s" };
                 bodies.push(Described {
-                    url: path.replace("{topic}", "t").replace("{name}", "s").replace("{tally}", tally),
+                    url: path.replace("{topic}", "t").replace("{name}", name).replace("{tally}", tally),
                     method: method.to_uppercase().parse().unwrap(),
                     base: if alone { json!({}) } else { body_for(path, "t") },
                     schema,
@@ -171,6 +179,15 @@ fn edges(schema: &Value) -> (Vec<Value>, Vec<Value>) {
     (good, bad)
 }
 
+/// True for fields of push subscriptions only.
+fn is_push(schema: &Value) -> bool {
+    schema["description"].as_str().is_some_and(|text| text.starts_with("Push:"))
+}
+
+fn push() -> Value {
+    json!({"topics": ["t"], "kind": "push", "callback": "https://receiver.example/"})
+}
+
 #[tokio::test]
 async fn what_the_description_forbids_is_refused_and_its_edges_are_taken() {
     let config = Config { root_token: Some(ROOT.into()), max_wait_ms: 1, ..Config::defaults().unwrap() };
@@ -183,19 +200,25 @@ async fn what_the_description_forbids_is_refused_and_its_edges_are_taken() {
     for body in bodies(&api) {
         let with = |field: &str, value: &Value| {
             let mut changed = body.base.clone();
+            if is_push(&body.schema["properties"][field]) {
+                changed["kind"] = json!("push");
+                changed["callback"] = json!("https://receiver.example/");
+            }
             changed[field] = value.clone();
             changed.to_string()
         };
         bed.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await.good();
+        bed.put("/v1/subscriptions/p", push()).await.good();
         for (field, schema) in body.schema["properties"].as_object().unwrap() {
+            let url = if is_push(schema) { "/v1/subscriptions/p".to_owned() } else { body.url.clone() };
             let (good, bad) = edges(resolve(&api, schema));
             checked += bad.len();
             for value in bad {
-                let reply = bed.call(body.method.clone(), &body.url, Some(ROOT), &with(field, &value)).await;
+                let reply = bed.call(body.method.clone(), &url, Some(ROOT), &with(field, &value)).await;
                 assert_eq!(reply.status, 422, "{} {} {field} {value}: {}", body.method, body.url, reply.text);
             }
             for value in good {
-                let reply = bed.call(body.method.clone(), &body.url, Some(ROOT), &with(field, &value)).await;
+                let reply = bed.call(body.method.clone(), &url, Some(ROOT), &with(field, &value)).await;
                 assert_ne!(reply.status, 422, "{} {} {field} {value}: {}", body.method, body.url, reply.text);
             }
         }
