@@ -4,6 +4,7 @@
 //! - `target`: a private place in the store that is measured
 //! - `emit`, `drain`, `latency`: what is measured of the library
 //! - `tally`, `tally_row`: what is measured of tallies, and one row per item beside it
+//! - `push`: what is measured of push, beside a bare client
 //! - `http`: what is measured of the server, beside a bare endpoint
 //! - `process`, `queries`: memory, processor time and statements
 
@@ -12,6 +13,7 @@ mod emit;
 mod http;
 mod latency;
 mod process;
+mod push;
 mod queries;
 mod row;
 mod row_postgres;
@@ -68,6 +70,8 @@ enum Part {
     Http,
     /// Tallies; only when named.
     Tally,
+    /// Push; only when named.
+    Push,
 }
 
 /// How much is measured.
@@ -139,7 +143,7 @@ pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxErro
     let size = if args.quick { QUICK } else { FULL };
     let target = Target::create(&args.store).await?;
     let named = |part| args.only.contains(&part);
-    let wanted = |part| named(part) || (args.only.is_empty() && part != Part::Tally);
+    let wanted = |part| named(part) || (args.only.is_empty() && ![Part::Tally, Part::Push].contains(&part));
     let measured = measure(&target, size, &queries, wanted).await;
     let versions = BTreeMap::from([
         ("tramline", env!("CARGO_PKG_VERSION").to_owned()),
@@ -198,6 +202,12 @@ async fn measure(
         for round in 0..size.rounds {
             http::measure(target, size, round, &mut samples).await?;
         }
+    }
+    if wanted(Part::Push) {
+        for round in 0..size.rounds {
+            push::measure(target, size, round, &mut samples).await?;
+        }
+        push::isolation(target, size, &mut samples).await?;
     }
     if wanted(Part::Tally) {
         tally::measure(target, size, &mut samples).await?;

@@ -5,6 +5,7 @@
 //! - `emit`, `bulk`: events in; `tail`, `sse`: events out
 //! - `work`: a command for each event
 //! - `listen`: a receiver of pushes, for development
+//! - `push`: subscriptions whose events are sent to a callback
 //! - `tally`: fan-outs that are tracked to completion
 //! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
@@ -20,6 +21,7 @@ mod listen;
 mod outage;
 mod parked;
 mod print;
+mod push;
 mod sse;
 mod stats;
 mod tail;
@@ -85,6 +87,9 @@ pub(crate) enum Command {
     /// Open, fill, ack and watch tallies: fan-outs that are tracked to completion
     #[command(after_help = help(tally::EXAMPLES))]
     Tally(Client<tally::Args>),
+    /// Send events to a callback: create, list, enable, look at what was tried
+    #[command(after_help = help(push::EXAMPLES))]
+    Push(Client<push::Args>),
     /// Receive pushes, show them and check their signatures; for development
     #[command(after_help = help(listen::EXAMPLES))]
     Listen(listen::Args),
@@ -145,6 +150,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
         Command::Tally(it) => tally::run(cx(&it)?, it.args).await,
+        Command::Push(it) => push::run(cx(&it)?, it.args).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Token(it) => token::run(cx(&it)?, it.args).await,
         Command::Completions { shell } => completions(shell),

@@ -13,16 +13,16 @@ use tramline::Time;
 use tramline::push::{Answered, Client, Guard, Request, Secret, Settings, sign};
 
 /// The command, running. Killed when it is dropped.
-struct Listen {
+pub(crate) struct Listen {
     child: Child,
-    url: String,
+    pub(crate) url: String,
     out: BufReader<ChildStdout>,
     err: BufReader<ChildStderr>,
     client: Client,
 }
 
 impl Listen {
-    fn start(args: &[&str]) -> Listen {
+    pub(crate) fn start(args: &[&str]) -> Listen {
         let mut command = Command::new(PROGRAM);
         command.args(["listen", "--listen", "127.0.0.1:0"]).args(args).env_remove("TRAMLINE_LISTEN_SECRET");
         let mut child =
@@ -56,7 +56,7 @@ impl Listen {
         line.trim_end().to_owned()
     }
 
-    fn json(&mut self) -> Value {
+    pub(crate) fn json(&mut self) -> Value {
         serde_json::from_str(&self.line()).unwrap()
     }
 

@@ -32,6 +32,13 @@ impl Server {
         Server { node: launch.start(), token }
     }
 
+    /// With a token, and allowed to push to receivers on this machine.
+    pub(crate) fn start_pushing() -> Server {
+        let token = "root-token-of-the-tests";
+        let launch = Launch::with(&["--push-allow", "127.0.0.0/8"]).env("TRAMLINE_ROOT_TOKEN", token);
+        Server { node: launch.start(), token: Some(token) }
+    }
+
     /// A file of this test.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.node.directory.path().join(name)
@@ -104,14 +111,21 @@ impl Server {
     }
 
     pub(crate) fn metrics(&self) -> String {
-        block_on(self.node.metrics())
+        self.request(|client| client.get(self.node.url("/metrics")))
     }
 
-    fn request(&self, make: impl FnOnce(&reqwest::Client) -> reqwest::RequestBuilder) {
+    fn request(&self, make: impl FnOnce(&reqwest::Client) -> reqwest::RequestBuilder) -> String {
         block_on(async {
-            let answer = make(&self.node.http).send().await.unwrap();
-            assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
-        });
+            let request = make(&self.node.http);
+            let request = match self.token {
+                Some(token) => request.bearer_auth(token),
+                None => request,
+            };
+            let answer = request.send().await.unwrap();
+            let (status, text) = (answer.status(), answer.text().await.unwrap());
+            assert!(status.is_success(), "{text}");
+            text
+        })
     }
 }
 

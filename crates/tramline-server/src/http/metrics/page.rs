@@ -5,6 +5,7 @@ use super::family::{AND, BUCKETS, Counter, Family, Histogram, OTHER};
 use crate::http::app::{App, Shared};
 use crate::http::caller::Caller;
 use crate::http::problem::Answer;
+use crate::http::push;
 use crate::http::stats::MOST;
 use crate::http::tallies::figures;
 use axum::extract::State;
@@ -103,6 +104,7 @@ impl Page {
         self.head("oldest_ready_seconds", "For how long the oldest ready event could have run", "gauge");
         self.text.push_str(&ages);
         self.text.push_str(&figures::metrics(app, &self.caller).await?);
+        self.text.push_str(&push::figures::metrics(app, &self.visible).await?);
         Ok(())
     }
 

@@ -4,10 +4,11 @@
 //! - [`shown`]: what is told of one
 //! - [`secrets`]: signing secrets: adding and removing
 //! - [`steer`]: enabling, disabling, sending again
-//! - [`attempts`]: what was tried
+//! - [`attempts`]: what was tried; [`figures`]: for the page of metrics
 
 pub(crate) mod attempts;
 pub(crate) mod fields;
+pub(crate) mod figures;
 pub(crate) mod secrets;
 pub(crate) mod shown;
 pub(crate) mod steer;
