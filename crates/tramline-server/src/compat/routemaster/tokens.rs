@@ -55,13 +55,25 @@ pub(super) async fn create(
         ));
     }
     let secret = secret(&wanted)?;
-    let known = app.ask(app.tram.store().tokens()).await?;
     let shown = Shown { name: wanted.name, token: Some(secret) };
-    if !replaces(&app, &known, &shown)? {
-        let token = token(&app, &known, &shown)?;
-        keep(&app, token, by).await?;
+    let mut tries = 3;
+    while let Err(problem) = put(&app, &shown, by).await {
+        tries -= 1;
+        // Somebody has taken the name a moment ago: the next one is free.
+        if problem.status() != StatusCode::CONFLICT || tries == 0 {
+            return Err(problem);
+        }
     }
     Ok(Json(StatusCode::CREATED, shown).into_response())
+}
+
+/// Keeps a token, unless the very same is there.
+async fn put(app: &App, shown: &Shown, by: &str) -> Answer<()> {
+    let known = app.ask(app.tram.store().tokens()).await?;
+    if !is_kept(app, &known, shown)? {
+        keep(app, token(app, &known, shown)?, by).await?;
+    }
+    Ok(())
 }
 
 /// The secret that was asked for, or a new one.
@@ -85,7 +97,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// True if the very same token is there already. One secret cannot be of two tokens.
-fn replaces(app: &App, known: &[Token], wanted: &Shown) -> Answer<bool> {
+fn is_kept(app: &App, known: &[Token], wanted: &Shown) -> Answer<bool> {
     let Some(secret) = &wanted.token else { return Ok(false) };
     let hash = hash(secret);
     match known.iter().find(|token| token.hash == hash) {

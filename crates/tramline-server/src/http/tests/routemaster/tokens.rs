@@ -87,6 +87,15 @@ async fn several_tokens_of_one_name_are_several_clients() {
 }
 
 #[tokio::test]
+async fn tokens_of_one_name_that_are_created_at_once_are_all_created() {
+    let bus = bare().await;
+    let create = || bus.call("POST", "/api_tokens", ROOT, json!({"name": "shop"}));
+    let (one, two, three) = tokio::join!(create(), create(), create());
+    assert_eq!([one.status.as_u16(), two.status.as_u16(), three.status.as_u16()], [201; 3]);
+    assert_eq!(bus.get("/api_tokens", ROOT).await.as_array().unwrap().len(), 3);
+}
+
+#[tokio::test]
 async fn the_same_token_again_is_the_same_and_of_another_name_is_refused() {
     let bus = bare().await;
     let shop = json!({"name": "shop", "token": "secret"});
