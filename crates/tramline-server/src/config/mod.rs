@@ -71,6 +71,12 @@ pub(crate) struct Config {
     pub(crate) store_limit_bytes: Option<u64>,
     pub(crate) shed_pull: Switch,
     pub(crate) carlyle: Switch,
+    pub(crate) routemaster: Switch,
+    pub(crate) routemaster_max_data: usize,
+    pub(crate) routemaster_scaling_threshold: u64,
+    pub(crate) routemaster_scaling_deadline_ms: u64,
+    pub(crate) statsd: Option<String>,
+    pub(crate) statsd_prefix: String,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -116,6 +122,19 @@ impl Config {
         Ok(Guard::new(ranges))
     }
 
+    fn check_statsd(&self) -> Result<(), BoxError> {
+        let port =
+            |target: &String| target.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        if self.statsd.as_ref().is_some_and(|target| !port(target)) {
+            return Err("statsd has no port: write it like localhost:8125".into());
+        }
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+        if self.statsd_prefix.is_empty() || !self.statsd_prefix.bytes().all(plain) {
+            return Err("statsd_prefix is not a name: use letters, digits and . _ -".into());
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), BoxError> {
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return Err("TLS needs both a certificate and a key: set tls_cert and tls_key, or neither".into());
@@ -142,6 +161,7 @@ impl Config {
         }
         self.keyring()?;
         self.guard()?;
+        self.check_statsd()?;
         let kept = [self.keep_open_tallies_ms, self.keep_sealed_tallies_ms];
         if kept.iter().any(|millis| !(SHORTEST_KEEPING_MS..=LONGEST_KEEPING_MS).contains(millis)) {
             return Err(

@@ -114,6 +114,24 @@ pub(crate) struct Settings {
     /// Serve Carlyle's API too, under /api/v1/batch
     #[arg(long, env = "TRAMLINE_CARLYLE", value_enum)]
     carlyle: Option<Switch>,
+    /// Serve Routemaster's API too: /topics, /subscription, /subscribers, /api_tokens, /pulse, /health
+    #[arg(long, env = "TRAMLINE_ROUTEMASTER", value_enum)]
+    routemaster: Option<Switch>,
+    /// The largest data of an event of Routemaster's, in bytes as MessagePack
+    #[arg(long, env = "TRAMLINE_ROUTEMASTER_MAX_DATA")]
+    routemaster_max_data: Option<usize>,
+    /// With more batches than this due soon, /pulse/scaling answers late
+    #[arg(long, env = "TRAMLINE_ROUTEMASTER_SCALING_THRESHOLD")]
+    routemaster_scaling_threshold: Option<u64>,
+    /// How soon that is, in milliseconds
+    #[arg(long, env = "TRAMLINE_ROUTEMASTER_SCALING_DEADLINE_MS")]
+    routemaster_scaling_deadline_ms: Option<u64>,
+    /// Send Routemaster's metrics to this statsd server, such as localhost:8125
+    #[arg(long, env = "TRAMLINE_STATSD")]
+    statsd: Option<String>,
+    /// What the names of these metrics begin with
+    #[arg(long, env = "TRAMLINE_STATSD_PREFIX")]
+    statsd_prefix: Option<String>,
     /// What to log, such as info or warn,tramline=debug
     #[arg(long, env = "TRAMLINE_LOG")]
     log: Option<String>,
@@ -180,6 +198,16 @@ impl Settings {
             store_limit_bytes: self.store_limit_bytes.or(other.store_limit_bytes),
             shed_pull: self.shed_pull.or(other.shed_pull),
             carlyle: self.carlyle.or(other.carlyle),
+            routemaster: self.routemaster.or(other.routemaster),
+            routemaster_max_data: self.routemaster_max_data.or(other.routemaster_max_data),
+            routemaster_scaling_threshold: self
+                .routemaster_scaling_threshold
+                .or(other.routemaster_scaling_threshold),
+            routemaster_scaling_deadline_ms: self
+                .routemaster_scaling_deadline_ms
+                .or(other.routemaster_scaling_deadline_ms),
+            statsd: self.statsd.or(other.statsd),
+            statsd_prefix: self.statsd_prefix.or(other.statsd_prefix),
             log: self.log.or(other.log),
             log_format: self.log_format.or(other.log_format),
         }
@@ -217,6 +245,12 @@ impl Settings {
             store_limit_bytes: self.store_limit_bytes,
             shed_pull: self.shed_pull.unwrap_or(Switch::Off),
             carlyle: self.carlyle.unwrap_or_default(),
+            routemaster: self.routemaster.unwrap_or_default(),
+            routemaster_max_data: self.routemaster_max_data.unwrap_or(64),
+            routemaster_scaling_threshold: self.routemaster_scaling_threshold.unwrap_or(100),
+            routemaster_scaling_deadline_ms: self.routemaster_scaling_deadline_ms.unwrap_or(1_000),
+            statsd: self.statsd,
+            statsd_prefix: self.statsd_prefix.unwrap_or_else(|| "routemaster".into()),
             log: self.log.unwrap_or_else(|| "info".into()),
             log_format: self.log_format.unwrap_or_default(),
         };
@@ -244,6 +278,8 @@ mod tests {
             "secret_key = 'short'",
             "push_allow = ['10.0.0.0/33']",
             "push_requests = 0",
+            "statsd = 'localhost'",
+            "statsd_prefix = 'a b'",
             "keep_open_tallies_ms = 1",
             "store_limit_bytes = 1000",
         ] {
@@ -252,9 +288,11 @@ mod tests {
     }
 
     #[test]
-    fn carlyle_can_be_switched_off() {
-        assert_eq!(Config::defaults().unwrap().carlyle, Switch::On);
-        assert_eq!(settings("carlyle = 'off'").unwrap().resolve().unwrap().carlyle, Switch::Off);
+    fn the_apis_of_others_can_be_switched_off() {
+        let all = Config::defaults().unwrap();
+        assert_eq!((all.carlyle, all.routemaster), (Switch::On, Switch::On));
+        let none = settings("carlyle = 'off'\nroutemaster = 'off'").unwrap().resolve().unwrap();
+        assert_eq!((none.carlyle, none.routemaster), (Switch::Off, Switch::Off));
     }
 
     #[test]

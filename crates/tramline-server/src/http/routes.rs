@@ -1,6 +1,6 @@
 //! Every route, on one page. A route takes its path and method from the description of its handler.
 
-use crate::compat::carlyle;
+use crate::compat::{carlyle, routemaster};
 use crate::config::Switch;
 use crate::http::app::Shared;
 use crate::http::caller::Caller;
@@ -30,10 +30,13 @@ pub(crate) fn router(app: Shared) -> Router {
     if app.config.carlyle == Switch::On {
         guarded = guarded.merge(carlyle::routes());
     }
-    guarded
-        .layer(from_fn_with_state(door, limits::admit))
-        .merge(open().router.layer(from_fn(limits::check_head)))
-        .merge(openapi::route())
+    let mut all = guarded
+        .layer(from_fn_with_state(door.clone(), limits::admit))
+        .merge(open().router.layer(from_fn(limits::check_head)));
+    if app.config.routemaster == Switch::On {
+        all = all.merge(routemaster::routes(&app, door));
+    }
+    all.merge(openapi::route())
         .fallback(|| async { Problem::not_found("there is no such path") })
         .method_not_allowed_fallback(|| async {
             let detail = "the path has no such method";

@@ -294,6 +294,8 @@ impl SubscriptionIn {
             time_limit: limit.unwrap_or(old.time_limit),
             claim_size: self.claim_size.unwrap_or(old.claim_size),
             filter: self.filter.unwrap_or(old.filter),
+            // Whoever puts a subscription names what it takes.
+            draining: Vec::new(),
             push,
             compact: self.compact.unwrap_or(old.compact),
         })

@@ -75,7 +75,11 @@ impl Store for Timed {
         self.time("audit", self.store.audit(subscription, limit)).await
     }
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        self.time("emit", self.store.emit(emit)).await
+        let emissions = self.time("emit", self.store.emit(emit)).await?;
+        if let Some(traffic) = self.metrics.traffic.get() {
+            emissions.iter().flatten().for_each(|emission| traffic.emitted(emission));
+        }
+        Ok(emissions)
     }
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         self.time("claim", self.store.claim(claim)).await
@@ -132,6 +136,9 @@ impl Store for Timed {
         self.time("gather", self.store.gather(gather)).await
     }
     async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        if let Some(traffic) = self.metrics.traffic.get() {
+            traffic.tried(&record);
+        }
         self.time("record_push", self.store.record_push(record)).await
     }
     async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
@@ -204,7 +211,11 @@ impl Store for Timed {
         self.time("remote_workers", self.store.remote_workers(now)).await
     }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        self.time("sweep", self.store.sweep(sweep)).await
+        let swept = self.time("sweep", self.store.sweep(sweep)).await?;
+        if let Some(traffic) = self.metrics.traffic.get() {
+            traffic.scrubbed(swept.workers);
+        }
+        Ok(swept)
     }
     async fn size(&self) -> Result<StoreSize> {
         self.time("size", self.store.size()).await

@@ -116,7 +116,7 @@ pub(crate) async fn put(
         return Err(Problem::invalid("the retention is longer than a hundred years", "use a shorter one"));
     }
     let retention = put.retention_ms.map(Duration::from_millis);
-    let settings = TopicSettings { lanes: put.lanes, retention, owner: put.owner };
+    let settings = TopicSettings { lanes: put.lanes, retention, owner: put.owner, claim: None };
     let topic = app.ask(app.tram.put_topic(&topic, settings)).await?;
     Ok(ok(TopicOut::new(&topic, &totals(&app).await?)).into_response())
 }

@@ -10,6 +10,7 @@ mod matrix;
 mod openapi;
 mod push;
 mod refusals;
+mod routemaster;
 mod tallies;
 mod tally_events;
 mod tally_tokens;

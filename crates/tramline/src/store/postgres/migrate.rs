@@ -18,6 +18,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (10, include_str!("migrations/0010_tally_child.sql")),
     (11, include_str!("migrations/0011_push.sql")),
     (12, include_str!("migrations/0012_drop.sql")),
+    (13, include_str!("migrations/0013_sealed_token.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

@@ -107,7 +107,7 @@ fn insert_topic(session: &Session<'_>, name: &str, settings: &TopicSettings) -> 
         name: Arc::from(name),
         lanes: settings.lanes.unwrap_or(DEFAULT_LANES),
         retention: settings.retention.unwrap_or(DEFAULT_RETENTION),
-        owner: settings.owner(None),
+        owner: settings.owner(None)?,
         created_at: session.now,
     };
     let sql = "INSERT INTO tramline_topic (id, name, lanes, retention_ms, created_at, owner) VALUES (?, ?, ?, ?, ?, ?)";

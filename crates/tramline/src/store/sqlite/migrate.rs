@@ -14,6 +14,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (7, include_str!("migrations/0007_tally_child.sql")),
     (8, include_str!("migrations/0008_push.sql")),
     (9, include_str!("migrations/0009_drop.sql")),
+    (10, include_str!("migrations/0010_sealed_token.sql")),
 ];
 
 /// All migrations as SQL, to be read or run by hand.

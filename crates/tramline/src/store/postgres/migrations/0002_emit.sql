@@ -270,6 +270,7 @@ BEGIN
     INTO subscriptions, lanes
     FROM tramline_subscription_topic st JOIN tramline_subscription s ON s.id = st.subscription
     WHERE st.topic = topic_id
+    AND NOT coalesce(s.policy::jsonb -> 'draining' @> to_jsonb(topic_name), false)
     AND tramline_passes(s.policy::jsonb -> 'filter', type, event_key, headers, payload, content_type);
 
     meta := json_build_array(json_build_array(type, event_key,
