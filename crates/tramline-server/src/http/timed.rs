@@ -221,7 +221,11 @@ impl Store for Timed {
         self.time("size", self.store.size()).await
     }
     async fn shed(&self, shed: Shed) -> Result<Shedded> {
-        self.time("shed", self.store.shed(shed)).await
+        let shedded = self.time("shed", self.store.shed(shed)).await?;
+        if let (Some(traffic), Some((subscription, events))) = (self.metrics.traffic.get(), shedded.dropped) {
+            traffic.autodropped(subscription, events);
+        }
+        Ok(shedded)
     }
     async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
         self.time("drops", self.store.drops(list)).await

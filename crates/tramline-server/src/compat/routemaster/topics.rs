@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
-use tramline::{Subscription, Topic, TopicSettings};
+use tramline::{Subscription, Topic, TopicId, TopicSettings};
 
 /// The longest name of a topic.
 const LONGEST: usize = 64;
@@ -115,18 +115,13 @@ pub(super) async fn list(State(app): State<Shared>, client: Client) -> Answer<Re
     let subscribers = losing::subscribers(&app).await?;
     let mut topics = app.ask(app.tram.topics()).await?;
     topics.retain(|topic| is_listed(topic, &subscribers) && client.sees_topic(&topic.name));
+    let totals: HashMap<TopicId, u64> = app.ask(app.tram.store().topic_totals()).await?.into_iter().collect();
     let told = |topic: Topic| TopicOut {
-        events: total(&app, &topic),
+        events: totals.get(&topic.id).copied().unwrap_or_default(),
         publisher: topic.owner.as_deref().map(str::to_owned),
         name: topic.name.to_string(),
     };
     Ok(ok(topics.into_iter().map(told).collect::<Vec<_>>()).into_response())
-}
-
-/// How many events were ever published in a topic: as far as this node knows, since it was started. To be replaced by the store's
-/// own totals.
-fn total(app: &App, topic: &Topic) -> u64 {
-    app.metrics.emitted.get(&topic.name)
 }
 
 /// True for topics of this API: what was deleted here may still have events that are to be sent.

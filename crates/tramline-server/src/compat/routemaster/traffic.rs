@@ -97,7 +97,6 @@ impl Traffic {
     }
 
     /// Events of a subscription were given up to make room.
-    #[cfg_attr(not(test), expect(dead_code, reason = "shedding calls it"))]
     pub(crate) fn autodropped(&self, subscription: SubscriptionId, events: u64) {
         if let Some(passed) = self.lock().since.of(subscription) {
             passed.autodropped += events;

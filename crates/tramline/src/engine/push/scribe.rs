@@ -134,6 +134,8 @@ impl Scribe {
                 Err(error) if error.kind() == Kind::Unavailable && tries < TRIES => {
                     tram.clock().sleep(backoff::delay(tries)).await;
                 }
+                // Deleted meanwhile: there is nothing to write back.
+                Err(error) if error.kind() == Kind::NotFound => return,
                 Err(error) => {
                     tracing::warn!(
                         error = %error,
@@ -171,6 +173,7 @@ impl Scribe {
                     tracing::warn!(error = %error, "nobody could be told that a push subscription was disabled");
                 }
             }
+            Err(error) if error.kind() == Kind::NotFound => {}
             Err(error) => {
                 tracing::warn!(error = %error, "attempts of a push subscription could not be written")
             }
