@@ -52,12 +52,6 @@ impl Family<Counter> {
         });
     }
 
-    /// What was counted under a label.
-    pub(crate) fn get(&self, label: &str) -> u64 {
-        let series = self.series.read().unwrap_or_else(PoisonError::into_inner);
-        series.get(label).map_or(0, |counter| counter.0.load(Ordering::Relaxed))
-    }
-
     pub(crate) fn add_two(&self, first: &str, second: &str, count: u64) {
         self.add(&format!("{first}{AND}{second}"), count);
     }
