@@ -91,6 +91,11 @@ impl Traffic {
     /// Batches were sent.
     pub(crate) fn tried(&self, record: &RecordPush) {
         let mut inner = self.lock();
+        if let Some(passed) = inner.since.of(record.subscription) {
+            passed.removed += record.counted.events;
+            passed.success.events += record.counted.events;
+            passed.success.batches += record.counted.batches;
+        }
         for attempt in &record.attempts {
             inner.tried(record.subscription, attempt);
         }
@@ -179,7 +184,7 @@ mod tests {
             attempt(64, Verdict::Delivered),
             attempt(128, Verdict::Delivered),
         ];
-        traffic.tried(&RecordPush { subscription: ID, attempts, now: None });
+        traffic.tried(&RecordPush { subscription: ID, attempts, counted: Default::default(), now: None });
         traffic.autodropped(ID, 3);
         let since = traffic.take();
         let passed = &since.queues[&ID];

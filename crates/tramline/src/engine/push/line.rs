@@ -14,8 +14,9 @@ use crate::model::subscription::Ordering;
 use crate::store::verbs::{Claimed, Gather, Steer, SteerPush};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering as Atomic};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -25,6 +26,8 @@ const MOST_BYTES: usize = 4 << 20;
 /// How many batches are claimed ahead, for each request that may be under way, where the receiver answers within this time.
 const AHEAD: usize = 4;
 const QUICK: Duration = Duration::from_millis(100);
+/// How many requests may have their outcome unwritten, for each that may be under way.
+const UNWRITTEN: usize = 16;
 /// For how long a claimed batch may wait before it is sent.
 const GOOD_FOR: Duration = Duration::from_secs(3);
 
@@ -32,8 +35,10 @@ pub(super) struct Line {
     shared: Arc<Shared>,
     standing: watch::Receiver<Standing>,
     scribe: Arc<Scribe>,
-    /// Requests under way; each gives how long it took.
+    /// Requests, until what came of them is written back; each gives how long it took.
     sending: JoinSet<Duration>,
+    /// How many of them are still waiting for their answer.
+    under_way: Arc<UnderWay>,
     /// Batches that are claimed and not sent yet.
     hand: VecDeque<Held>,
     /// Whether the last request was answered at once.
@@ -45,6 +50,33 @@ pub(super) struct Line {
 struct Held {
     batch: Batch,
     good_until: Duration,
+}
+
+/// Requests that wait for their answer.
+#[derive(Debug, Default)]
+struct UnderWay {
+    count: AtomicUsize,
+    left: Notify,
+}
+
+impl UnderWay {
+    fn enter(this: &Arc<UnderWay>) -> Place {
+        this.count.fetch_add(1, Atomic::SeqCst);
+        Place(this.clone())
+    }
+
+    fn count(&self) -> usize {
+        self.count.load(Atomic::SeqCst)
+    }
+}
+
+struct Place(Arc<UnderWay>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Atomic::SeqCst);
+        self.0.left.notify_one();
+    }
 }
 
 /// What a line does next.
@@ -64,6 +96,7 @@ impl Line {
             standing,
             scribe,
             sending: JoinSet::new(),
+            under_way: Arc::default(),
             hand: VecDeque::new(),
             is_quick: false,
             bucket: Bucket::default(),
@@ -99,6 +132,7 @@ impl Line {
                 () = listener.wait() => {}
                 known = self.standing.changed() => if known.is_err() { break },
                 Some(ended) = self.sending.join_next() => self.pace(ended.ok()),
+                () = self.under_way.left.notified() => {}
                 () = clock.sleep_until(until) => {}
             }
         }
@@ -121,8 +155,8 @@ impl Line {
             self.give_back(|_| true).await;
             return Ok(Next::Until(until));
         }
-        let free = standing.width().saturating_sub(self.sending.len());
-        if free == 0 {
+        let free = standing.width().saturating_sub(self.under_way.count());
+        if free == 0 || self.sending.len() >= standing.width() * UNWRITTEN {
             return Ok(Next::Wait);
         }
         if self.hand.is_empty() {
@@ -236,11 +270,15 @@ impl Line {
             room.into_iter().zip(self.hand.drain(..batches.min(self.hand.len())).collect::<Vec<_>>())
         {
             let (shared, scribe, standing) = (self.shared.clone(), self.scribe.clone(), standing.clone());
+            let place = UnderWay::enter(&self.under_way);
             self.sending.spawn(async move {
                 let (judged, attempt) = send::send(&shared, &standing, &held.batch).await;
                 let latency = attempt.latency;
                 drop(permit);
+                // Where there is order, what follows waits until this is written back; else the next one goes at once.
+                let place = Some(place).filter(|_| standing.subscription.policy.is_ordered());
                 scribe.report(held.batch, judged, attempt).await;
+                drop(place);
                 latency
             });
         }

@@ -83,5 +83,13 @@ async fn deliver(bus: &Bus) {
         retry_after: None,
     };
     let subscription = tram.subscription("shop").await.unwrap().id;
-    tram.store().record_push(RecordPush { subscription, attempts: vec![attempt], now: None }).await.unwrap();
+    tram.store()
+        .record_push(RecordPush {
+            subscription,
+            attempts: vec![attempt],
+            counted: Default::default(),
+            now: None,
+        })
+        .await
+        .unwrap();
 }

@@ -54,7 +54,7 @@ async fn what_was_sent_is_counted() {
         excerpt: String::new(),
         retry_after: None,
     };
-    let record = RecordPush { subscription, attempts: vec![attempt], now: None };
+    let record = RecordPush { subscription, attempts: vec![attempt], counted: Default::default(), now: None };
     bus.0.app.tram.store().record_push(record).await.unwrap();
     assert_eq!(bus.subscriber().await["events"]["sent"], 7);
 }
