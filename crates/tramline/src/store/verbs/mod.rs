@@ -17,8 +17,8 @@ pub use emit::{Emission, Emit};
 pub use look::{DeadEvent, Delivery, EventView, FindEvent, Head, LogPage, Page, ParkedKey, ReadLog, Stats};
 pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Which};
 pub use push::{
-    ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded, Steer,
-    SteerPush,
+    ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded, Sent,
+    Steer, SteerPush,
 };
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
 pub use shed::{DropTotal, ListDrops, Shed, Shedded, StoreSize, Surplus};
