@@ -11,6 +11,7 @@
 //! - [`release`]: what goes back when somebody gives back a part of what it has
 //! - [`mend`]: replay, drop, cancel and resend
 //! - [`tally`]: what additions, acks and seals make of a tally
+//! - [`schedule`]: what becomes of a schedule when it is put, paused or due
 
 pub mod claim;
 pub mod emit;
@@ -18,6 +19,7 @@ pub mod expire;
 pub mod lane;
 pub mod mend;
 pub mod release;
+pub mod schedule;
 pub mod settle;
 pub mod tally;
 

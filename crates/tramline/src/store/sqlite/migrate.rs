@@ -13,6 +13,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (6, include_str!("migrations/0006_remote.sql")),
     (7, include_str!("migrations/0007_tally_child.sql")),
     (8, include_str!("migrations/0008_push.sql")),
+    (11, include_str!("migrations/0011_schedule.sql")),
 ];
 
 /// All migrations as SQL, to be read or run by hand.

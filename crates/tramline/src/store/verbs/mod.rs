@@ -6,6 +6,7 @@ mod emit;
 mod look;
 mod mend;
 mod push;
+mod schedule;
 mod settle;
 mod sweep;
 mod token;
@@ -18,6 +19,10 @@ pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Which};
 pub use push::{
     ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded, Steer,
     SteerPush,
+};
+pub use schedule::{
+    DeclareSchedules, ListSchedules, MAX_SCHEDULES, NameSchedule, Over, PauseSchedule, PutSchedule, Tick,
+    Ticked,
 };
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
 pub use sweep::{Beat, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
