@@ -42,6 +42,8 @@ mod order;
 mod parked;
 mod retention;
 mod rules;
+mod schedule_ticks;
+mod schedules;
 mod settle;
 #[path = "../stores/mod.rs"]
 mod stores;
