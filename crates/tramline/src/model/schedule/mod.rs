@@ -2,6 +2,8 @@
 
 mod cron;
 mod timetable;
+#[cfg(test)]
+mod year;
 
 pub(crate) use timetable::Timetable;
 
