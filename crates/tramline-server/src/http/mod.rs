@@ -4,7 +4,7 @@
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
 //! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
-//! - [`tallies`]: fan-outs that are tracked to completion
+//! - [`tallies`]: fan-outs that are tracked to completion; [`schedules`]: what is emitted at certain times
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
 //! - [`stats`], [`metrics`], [`timed`], [`health`]: figures
 //! - [`tokens`]: who may do what
@@ -31,6 +31,7 @@ pub(crate) mod params;
 pub(crate) mod problem;
 pub(crate) mod push;
 pub(crate) mod routes;
+mod schedules;
 mod schema;
 mod settle;
 mod stats;

@@ -9,6 +9,7 @@ mod matrix;
 mod openapi;
 mod push;
 mod refusals;
+mod schedules;
 mod tallies;
 mod tally_events;
 mod tally_tokens;
