@@ -5,7 +5,7 @@
 //! - `emit`, `bulk`: events in; `tail`, `sse`: events out
 //! - `work`: a command for each event
 //! - `listen`: a receiver of pushes, for development
-//! - `tally`: fan-outs that are tracked to completion
+//! - `tally`: fan-outs that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
 
@@ -20,6 +20,7 @@ mod listen;
 mod outage;
 mod parked;
 mod print;
+mod schedule;
 mod sse;
 mod stats;
 mod tail;
@@ -85,6 +86,9 @@ pub(crate) enum Command {
     /// Open, fill, ack and watch tallies: fan-outs that are tracked to completion
     #[command(after_help = help(tally::EXAMPLES))]
     Tally(Client<tally::Args>),
+    /// Put, list, pause and run schedules: what is emitted at certain times
+    #[command(after_help = help(schedule::EXAMPLES))]
+    Schedule(Client<schedule::Args>),
     /// Receive pushes, show them and check their signatures; for development
     #[command(after_help = help(listen::EXAMPLES))]
     Listen(listen::Args),
@@ -145,6 +149,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
         Command::Tally(it) => tally::run(cx(&it)?, it.args).await,
+        Command::Schedule(it) => schedule::run(cx(&it)?, it.args).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Token(it) => token::run(cx(&it)?, it.args).await,
         Command::Completions { shell } => completions(shell),

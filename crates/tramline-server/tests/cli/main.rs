@@ -6,6 +6,7 @@ mod listen;
 #[path = "../node/mod.rs"]
 mod node;
 mod operate;
+mod schedule;
 mod server;
 mod tally;
 mod work;
