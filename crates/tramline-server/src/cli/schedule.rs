@@ -89,7 +89,7 @@ struct Put {
     #[serde(skip_serializing_if = "Option::is_none")]
     every_ms: Option<u64>,
     /// Whose clocks the expression means, such as Europe/Vienna; UTC unless set
-    #[arg(long, requires = "cron")]
+    #[arg(long, conflicts_with = "every_ms")]
     #[serde(skip_serializing_if = "Option::is_none")]
     zone: Option<String>,
     /// The object that the events are about
