@@ -1,5 +1,4 @@
 //! Schedules through the handle: who runs them, how soon a change takes effect, and what an outage does.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

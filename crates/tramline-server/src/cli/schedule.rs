@@ -43,7 +43,7 @@ enum Verb {
     Get(Which),
     /// Create a schedule, or replace it
     #[command(after_help = help(PUT))]
-    Put(Put),
+    Put(Box<Put>),
     /// Delete a schedule; what it has emitted stays
     #[command(after_help = help(DELETE))]
     Delete(Which),
@@ -161,7 +161,7 @@ pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
             cx.print.fields(&schedule, &FIELDS)
         }
         Verb::Put(put) => {
-            let stored = cx.client.put(&["v1", "schedules", &put.name], &put).await?;
+            let stored = cx.client.put(&["v1", "schedules", &put.name], &*put).await?;
             cx.print.items(&[stored], SCHEDULE)
         }
         Verb::Delete(Which { name }) => cx.client.delete(&["v1", "schedules", &name]).await.map(drop),

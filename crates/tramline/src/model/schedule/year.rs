@@ -1,5 +1,5 @@
-//! A year of runs beside a model that knows nothing of changes of clocks: it walks real time by minutes and looks at the local
-//! clock.
+//! A year of runs beside a model that knows nothing of changes of clocks: it walks through real time in small steps and looks at
+//! the local clock.
 
 use super::Timetable;
 use crate::model::time::Time;
