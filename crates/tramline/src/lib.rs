@@ -50,6 +50,7 @@ pub use model::push::{Format, Push, SealedSecret, SecretKind};
 pub use model::resequencer::Resequencer;
 pub use model::retry::{Backoff, Retry};
 pub use model::rule::{AuditEntry, Rule, RuleKind};
+pub use model::schedule::{Missed, Schedule, StoredSchedule, Timing};
 pub use model::status::{Counts, Status};
 pub use model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, TopicSettings, WhileRetrying,

@@ -8,6 +8,8 @@
 //! - `push`: subscriptions whose events are sent to a callback
 //! - `tally`: fan-outs that are tracked to completion
 //! - `list`, `stats`, `drops`: what there is, and what is gone; `control`, `dead`, `parked`, `token`: what an operator does
+//! - `tally`: fan-outs that are tracked to completion; `schedule`: what is emitted at certain times
+//! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
 
 mod bulk;
@@ -23,6 +25,7 @@ mod outage;
 mod parked;
 mod print;
 mod push;
+mod schedule;
 mod sse;
 mod stats;
 mod tail;
@@ -94,6 +97,9 @@ pub(crate) enum Command {
     /// Send events to a callback: create, list, enable, look at what was tried
     #[command(after_help = help(push::EXAMPLES))]
     Push(Client<push::Args>),
+    /// Put, list, pause and run schedules: what is emitted at certain times
+    #[command(after_help = help(schedule::EXAMPLES))]
+    Schedule(Client<schedule::Args>),
     /// Receive pushes, show them and check their signatures; for development
     #[command(after_help = help(listen::EXAMPLES))]
     Listen(listen::Args),
@@ -156,6 +162,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Drops(it) => drops::run(cx(&it)?, it.args).await,
         Command::Tally(it) => tally::run(cx(&it)?, it.args).await,
         Command::Push(it) => push::run(cx(&it)?, it.args).await,
+        Command::Schedule(it) => schedule::run(cx(&it)?, it.args).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Token(it) => token::run(cx(&it)?, it.args).await,
         Command::Completions { shell } => completions(shell),

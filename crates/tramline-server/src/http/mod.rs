@@ -4,7 +4,7 @@
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
 //! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
-//! - [`tallies`]: fan-outs that are tracked to completion
+//! - [`tallies`]: fan-outs that are tracked to completion; [`schedules`]: what is emitted at certain times
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
 //! - [`stats`], [`drops`], [`metrics`], [`timed`], [`health`]: figures, and what is gone
 //! - [`tokens`]: who may do what
@@ -32,6 +32,7 @@ pub(crate) mod params;
 pub(crate) mod problem;
 pub(crate) mod push;
 pub(crate) mod routes;
+mod schedules;
 mod schema;
 mod settle;
 pub(crate) mod stats;

@@ -5,8 +5,8 @@ use crate::http::control::Act;
 use crate::http::json::json_response;
 use crate::http::problem::Told;
 use crate::http::{
-    claims, control, dead, drops, emit, events, health, metrics, push, schema, settle, stats, subscriptions,
-    tallies, tokens, topics,
+    claims, control, dead, drops, emit, events, health, metrics, push, schedules, schema, settle, stats,
+    subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
 use axum::http::StatusCode;
@@ -69,6 +69,13 @@ use utoipa::{OpenApi as _, PartialSchema, ToSchema};
         tallies::ack::fail,
         tallies::count::count,
         tallies::end::cancel,
+        schedules::list,
+        schedules::put,
+        schedules::get,
+        schedules::delete,
+        schedules::pause,
+        schedules::resume,
+        schedules::run,
         stats::workers,
         stats::stats,
         tokens::create,

@@ -9,8 +9,8 @@ use crate::http::limits::Door;
 use crate::http::params::Name;
 use crate::http::problem::Problem;
 use crate::http::{
-    claims, control, dead, drops, emit, events, health, limits, metrics, openapi, push, settle, stats,
-    subscriptions, tallies, tokens, topics,
+    claims, control, dead, drops, emit, events, health, limits, metrics, openapi, push, schedules, settle,
+    stats, subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
 use axum::body::Body;
@@ -97,6 +97,13 @@ fn guarded() -> Routes {
         .add::<tallies::ack::__path_fail, _, _>(tallies::ack::fail)
         .add::<tallies::count::__path_count, _, _>(tallies::count::count)
         .add::<tallies::end::__path_cancel, _, _>(tallies::end::cancel)
+        .add::<schedules::__path_list, _, _>(schedules::list)
+        .add::<schedules::__path_put, _, _>(schedules::put)
+        .add::<schedules::__path_get, _, _>(schedules::get)
+        .add::<schedules::__path_delete, _, _>(schedules::delete)
+        .add::<schedules::__path_pause, _, _>(schedules::pause)
+        .add::<schedules::__path_resume, _, _>(schedules::resume)
+        .add::<schedules::__path_run, _, _>(schedules::run)
         .add::<stats::__path_workers, _, _>(stats::workers)
         .add::<stats::__path_stats, _, _>(stats::stats)
         .add::<tokens::__path_create, _, _>(tokens::create)

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
-    Added, AuditEntry, DropRecord, EventId, Health, Kind, Result, Store, Subscription, SubscriptionId, Tally,
-    Time, Token, Topic, TopicId,
+    Added, AuditEntry, DropRecord, EventId, Health, Kind, Result, Store, StoredSchedule, Subscription,
+    SubscriptionId, Tally, Time, Token, Topic, TopicId,
 };
 
 /// Passes everything on, and takes the time.
@@ -185,6 +185,30 @@ impl Store for Timed {
     }
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
         self.time("sweep_tallies", self.store.sweep_tallies(sweep)).await
+    }
+    async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule> {
+        self.time("put_schedule", self.store.put_schedule(put)).await
+    }
+    async fn declare_schedules(&self, declare: DeclareSchedules) -> Result<Vec<StoredSchedule>> {
+        self.time("declare_schedules", self.store.declare_schedules(declare)).await
+    }
+    async fn schedules(&self, list: ListSchedules) -> Result<Vec<StoredSchedule>> {
+        self.time("schedules", self.store.schedules(list)).await
+    }
+    async fn schedule(&self, name: &str) -> Result<Option<StoredSchedule>> {
+        self.time("schedule", self.store.schedule(name)).await
+    }
+    async fn delete_schedule(&self, name: &str) -> Result<()> {
+        self.time("delete_schedule", self.store.delete_schedule(name)).await
+    }
+    async fn pause_schedule(&self, pause: PauseSchedule) -> Result<StoredSchedule> {
+        self.time("pause_schedule", self.store.pause_schedule(pause)).await
+    }
+    async fn run_schedule(&self, run: NameSchedule) -> Result<Emission> {
+        self.time("run_schedule", self.store.run_schedule(run)).await
+    }
+    async fn tick(&self, tick: Tick) -> Result<Ticked> {
+        self.time("tick", self.store.tick(tick)).await
     }
     async fn put_token(&self, put: PutToken) -> Result<Token> {
         self.time("put_token", self.store.put_token(put)).await

@@ -162,7 +162,8 @@ impl Tramline {
         Follow::new(self.clone(), topic.into(), after)
     }
 
-    /// Heartbeats and sweeps also while no worker runs, until the guard is dropped. Workers need no guard. Needs a Tokio runtime.
+    /// Heartbeats, sweeps and schedules also while no worker runs, until the guard is dropped. Workers need no guard. Needs a Tokio
+    /// runtime.
     pub fn housekeeping(&self) -> Housekeeping {
         Housekeeping { _membership: self.inner.presence.care() }
     }
@@ -241,7 +242,7 @@ impl Tramline {
     }
 }
 
-/// Keeps heartbeats and sweeps going; see [`Tramline::housekeeping`].
+/// Keeps heartbeats, sweeps and schedules going; see [`Tramline::housekeeping`].
 #[derive(Debug)]
 pub struct Housekeeping {
     _membership: Membership,

@@ -12,6 +12,7 @@
 //! - [`release`]: what goes back when somebody gives back a part of what it has
 //! - [`mend`]: replay, drop, cancel and resend
 //! - [`tally`]: what additions, acks and seals make of a tally
+//! - [`schedule`]: what becomes of a schedule when it is put, paused or due
 
 pub mod claim;
 pub mod compact;
@@ -20,6 +21,7 @@ pub mod expire;
 pub mod lane;
 pub mod mend;
 pub mod release;
+pub mod schedule;
 pub mod settle;
 pub mod tally;
 

@@ -12,6 +12,7 @@ pub(crate) mod drops;
 pub(crate) mod idempotency;
 pub mod postgres;
 pub(crate) mod push;
+pub(crate) mod schedule;
 pub(crate) mod shed;
 pub mod sqlite;
 pub(crate) mod tally;
@@ -24,6 +25,7 @@ use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
+use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
@@ -198,6 +200,24 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn deliver(&self, deliver: Deliver) -> Result<Delivered>;
     /// Looks after tallies: expiry, proof that none is stuck, removal.
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies>;
+
+    /// Creates a schedule or replaces it. `Conflict` when it may not replace what has the name, or there are too many.
+    async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule>;
+    /// Puts what somebody declares and deletes what it declared before and no longer does, all or nothing. `Conflict` when a name
+    /// is of somebody else.
+    async fn declare_schedules(&self, declare: DeclareSchedules) -> Result<Vec<StoredSchedule>>;
+    /// Schedules, by name.
+    async fn schedules(&self, list: ListSchedules) -> Result<Vec<StoredSchedule>>;
+    /// A schedule.
+    async fn schedule(&self, name: &str) -> Result<Option<StoredSchedule>>;
+    /// Deletes a schedule. `NotFound`.
+    async fn delete_schedule(&self, name: &str) -> Result<()>;
+    /// Pauses or resumes a schedule; again is harmless. `NotFound`.
+    async fn pause_schedule(&self, pause: PauseSchedule) -> Result<StoredSchedule>;
+    /// Emits what a schedule emits, once and now, also while it rests. Its times stay as they are. `NotFound`.
+    async fn run_schedule(&self, run: NameSchedule) -> Result<Emission>;
+    /// Emits what is due by schedules: each run exactly once, whoever else ticks.
+    async fn tick(&self, tick: Tick) -> Result<Ticked>;
 
     /// Keeps a token. `Conflict` when its name is taken.
     async fn put_token(&self, put: PutToken) -> Result<Token>;

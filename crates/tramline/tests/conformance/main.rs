@@ -46,6 +46,8 @@ mod order;
 mod parked;
 mod retention;
 mod rules;
+mod schedule_ticks;
+mod schedules;
 mod settle;
 mod shed;
 #[path = "../stores/mod.rs"]

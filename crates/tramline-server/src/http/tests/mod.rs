@@ -11,6 +11,7 @@ mod openapi;
 mod push;
 mod refusals;
 mod routemaster;
+mod schedules;
 mod tallies;
 mod tally_events;
 mod tally_tokens;

@@ -19,6 +19,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (11, include_str!("migrations/0011_push.sql")),
     (12, include_str!("migrations/0012_drop.sql")),
     (13, include_str!("migrations/0013_sealed_token.sql")),
+    (14, include_str!("migrations/0014_schedule.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

@@ -4,7 +4,7 @@
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
 //!   an event
-//! - `tally`: sets of items that are tracked to completion
+//! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
@@ -27,6 +27,7 @@ mod order;
 mod push;
 mod remote;
 mod rows;
+mod schedule;
 mod session;
 mod settle;
 mod shed;

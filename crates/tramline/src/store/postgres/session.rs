@@ -42,6 +42,7 @@ impl Texts {
         }
         let columns = sql.replace("{slice}", super::rows::SLICE).replace("{lane}", super::rows::LANE);
         let columns = columns.replace("{tally}", super::tally::rows::TALLY);
+        let columns = columns.replace("{schedule}", super::schedule::SCHEDULE);
         let text: Arc<str> = qualify(&columns, &self.schema).into();
         self.qualified.write().unwrap_or_else(PoisonError::into_inner).insert(sql, text.clone());
         text

@@ -4,13 +4,15 @@ use super::claim::Due;
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    PostgresStore, catalog, claim, drops, look, mend, push, remote, settle, shed, sweep, tally, token,
+    PostgresStore, catalog, claim, drops, look, mend, push, remote, schedule, settle, shed, sweep, tally,
+    token,
 };
 use crate::error::{Kind, Result};
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
+use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
@@ -325,6 +327,48 @@ impl Store for PostgresStore {
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
         let begin = Begin::reading(sweep.now);
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| tally::sweep::sweep(session, sweep))
+    }
+
+    async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule> {
+        let begin = Begin::reading(put.now);
+        step!(self, Tries::patient(), |tx| self.session(tx, begin), |session| schedule::put(session, &put))
+    }
+
+    async fn declare_schedules(&self, declare: DeclareSchedules) -> Result<Vec<StoredSchedule>> {
+        let begin = Begin::reading(declare.now);
+        step!(self, Tries::patient(), |tx| self.session(tx, begin), |session| {
+            schedule::declare(session, &declare)
+        })
+    }
+
+    async fn schedules(&self, list: ListSchedules) -> Result<Vec<StoredSchedule>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| schedule::list(session, &list))
+    }
+
+    async fn schedule(&self, name: &str) -> Result<Option<StoredSchedule>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| schedule::get(session, name))
+    }
+
+    async fn delete_schedule(&self, name: &str) -> Result<()> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| schedule::delete(session, name))
+    }
+
+    async fn pause_schedule(&self, pause: PauseSchedule) -> Result<StoredSchedule> {
+        let begin = Begin::reading(pause.now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+            schedule::pause(session, &pause.name, pause.paused)
+        })
+    }
+
+    async fn run_schedule(&self, run: NameSchedule) -> Result<Emission> {
+        self.run_asked(run).await
+    }
+
+    async fn tick(&self, tick: Tick) -> Result<Ticked> {
+        self.tick_schedules(tick).await
     }
 
     async fn put_token(&self, put: PutToken) -> Result<Token> {

@@ -3,7 +3,7 @@
 //! - `store`: the verbs
 //! - `writer`, `readers`, `session`: how a step gets a connection, the time and the catalogue
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
-//! - `tally`: sets of items that are tracked to completion
+//! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
@@ -21,6 +21,7 @@ mod push;
 mod readers;
 mod remote;
 mod rows;
+mod schedule;
 mod session;
 mod settle;
 mod shed;

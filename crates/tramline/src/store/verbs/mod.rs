@@ -6,6 +6,7 @@ mod emit;
 mod look;
 mod mend;
 mod push;
+mod schedule;
 mod settle;
 mod shed;
 mod sweep;
@@ -19,6 +20,10 @@ pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Which};
 pub use push::{
     ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded, Sent,
     Steer, SteerPush,
+};
+pub use schedule::{
+    DeclareSchedules, ListSchedules, MAX_SCHEDULES, NameSchedule, Over, PauseSchedule, PutSchedule, Tick,
+    Ticked,
 };
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
 pub use shed::{DropTotal, ListDrops, Shed, Shedded, StoreSize, Surplus};
