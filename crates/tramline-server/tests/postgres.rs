@@ -149,6 +149,8 @@ async fn while_the_database_is_gone_nothing_is_acknowledged_and_then_it_goes_on(
     let ready = node.http.get(node.url("/health/ready")).send().await.unwrap();
     assert_eq!(ready.status(), 503);
     assert_eq!(ready.headers()["retry-after"], "1");
+    let pulse = node.http.get(node.url("/pulse")).send().await.unwrap();
+    assert_eq!(pulse.status(), 500);
     way.mend();
     until_true(async || {
         let (status, text) = emit().await;

@@ -38,6 +38,7 @@ pub use engine::tally::Tallies;
 pub use engine::tramline::{Housekeeping, Tramline};
 pub use engine::worker::Worker;
 pub use error::{Error, Kind, Result};
+pub use model::dropped::{DropReason, DropRecord};
 pub use model::event::{Emitted, Event, Headers, StoredEvent};
 pub use model::filter::Filter;
 pub use model::health::{Attempt, Disabled, Health, Verdict};
@@ -49,6 +50,7 @@ pub use model::push::{Format, Push, SealedSecret, SecretKind};
 pub use model::resequencer::Resequencer;
 pub use model::retry::{Backoff, Retry};
 pub use model::rule::{AuditEntry, Rule, RuleKind};
+pub use model::schedule::{Missed, Schedule, StoredSchedule, Timing};
 pub use model::status::{Counts, Status};
 pub use model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, TopicSettings, WhileRetrying,

@@ -2,6 +2,7 @@
 
 use super::failure::{Again, Exit, Failure};
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::time::Duration;
@@ -89,7 +90,7 @@ impl Client {
     }
 
     /// Creates or replaces.
-    pub(crate) async fn put(&self, path: &[&str], body: &Value) -> Result<Value, Failure> {
+    pub(crate) async fn put(&self, path: &[&str], body: &impl Serialize) -> Result<Value, Failure> {
         self.answer(self.with_json(Method::PUT, path, body)?.timeout(ANSWER)).await
     }
 
@@ -141,9 +142,15 @@ impl Client {
         Ok(url)
     }
 
-    fn with_json(&self, method: Method, path: &[&str], body: &Value) -> Result<RequestBuilder, Failure> {
+    fn with_json(
+        &self,
+        method: Method,
+        path: &[&str],
+        body: &impl Serialize,
+    ) -> Result<RequestBuilder, Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let request = self.request(method, self.url(path)?);
-        Ok(request.header("content-type", "application/json").body(body.to_string()))
+        Ok(request.header("content-type", "application/json").body(body))
     }
 
     /// The connection failed, or broke while the answer was read.

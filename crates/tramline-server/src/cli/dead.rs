@@ -102,9 +102,24 @@ pub(super) async fn list(
     page: Page,
     columns: &[Column],
 ) -> Result<(), Failure> {
-    let mut query = vec![("limit", page.limit.to_string())];
-    query.extend(page.after.map(|after| ("after", after)));
-    let answer = cx.client.get(&["v1", "subscriptions", name, what], &query).await?;
+    one_page(cx, &["v1", "subscriptions", name, what], page.query(), columns).await
+}
+
+impl Page {
+    pub(super) fn query(self) -> Vec<(&'static str, String)> {
+        let mut query = vec![("limit", self.limit.to_string())];
+        query.extend(self.after.map(|after| ("after", after)));
+        query
+    }
+}
+
+pub(super) async fn one_page(
+    cx: &Cx,
+    path: &[&str],
+    query: Vec<(&'static str, String)>,
+    columns: &[Column],
+) -> Result<(), Failure> {
+    let answer = cx.client.get(path, &query).await?;
     cx.print.items(answer["items"].as_array().map_or(&[], Vec::as_slice), columns)?;
     if let Some(next) = next(&answer) {
         eprintln!("there are more: --after {next}");

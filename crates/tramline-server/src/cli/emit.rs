@@ -192,7 +192,7 @@ fn in_headers(about: &About) -> Vec<(String, String)> {
     all
 }
 
-fn as_object<S: serde::Serializer>(pairs: &[(String, String)], to: S) -> Result<S::Ok, S::Error> {
+pub(super) fn as_object<S: serde::Serializer>(pairs: &[(String, String)], to: S) -> Result<S::Ok, S::Error> {
     to.collect_map(pairs.iter().map(|(name, value)| (name, value)).collect::<BTreeMap<_, _>>())
 }
 

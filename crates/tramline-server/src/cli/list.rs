@@ -2,7 +2,7 @@
 
 use super::Cx;
 use super::failure::Failure;
-use super::print::{Column, bold, cell, clean, duration};
+use super::print::{Column, cell, duration};
 use serde_json::Value;
 
 pub(crate) const TOPICS: &str = "  tramline topics\n  tramline topics orders --json";
@@ -31,6 +31,7 @@ pub(crate) struct Event {
 const TOPIC: &[Column] = &[
     ("TOPIC", |topic| cell(&topic["name"])),
     ("LANES", |topic| cell(&topic["lanes"])),
+    ("EVENTS", |topic| cell(&topic["events"])),
     ("RETENTION", |topic| duration(&topic["retention_ms"])),
     ("OWNER", |topic| cell(&topic["owner"])),
     ("CREATED", |topic| cell(&topic["created_at"])),
@@ -104,12 +105,9 @@ pub(super) async fn workers(cx: Cx) -> Result<(), Failure> {
 /// `tramline event`: the event as a list of its fields, then a table of its deliveries.
 pub(super) async fn event(cx: Cx, args: Event) -> Result<(), Failure> {
     let event = cx.client.get(&["v1", "events", &args.id], &[]).await?;
+    cx.print.fields(&event, &FIELDS)?;
     if cx.print.json() {
-        return cx.print.text(&event.to_string());
-    }
-    for name in FIELDS.iter().filter(|name| event.get(**name).is_some()) {
-        let line = format!("{name}: {}", clean(&cell(&event[*name])));
-        cx.print.text(&if cx.print.terminal() { line.replacen(name, &bold(name), 1) } else { line })?;
+        return Ok(());
     }
     cx.print.text("")?;
     cx.print.items(event["deliveries"].as_array().map_or(&[], Vec::as_slice), DELIVERY)

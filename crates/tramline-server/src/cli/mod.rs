@@ -7,6 +7,8 @@
 //! - `listen`: a receiver of pushes, for development
 //! - `push`: subscriptions whose events are sent to a callback
 //! - `tally`: fan-outs that are tracked to completion
+//! - `list`, `stats`, `drops`: what there is, and what is gone; `control`, `dead`, `parked`, `token`: what an operator does
+//! - `tally`: fan-outs that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
 
@@ -14,6 +16,7 @@ mod bulk;
 mod client;
 mod control;
 mod dead;
+mod drops;
 mod emit;
 mod failure;
 mod list;
@@ -22,6 +25,7 @@ mod outage;
 mod parked;
 mod print;
 mod push;
+mod schedule;
 mod sse;
 mod stats;
 mod tail;
@@ -84,12 +88,18 @@ pub(crate) enum Command {
     /// List or release the parked keys of a subscription
     #[command(after_help = help(parked::EXAMPLES))]
     Parked(Client<parked::Args>),
+    /// Show what was dropped because the store was full, or newer events stand for it
+    #[command(after_help = help(drops::EXAMPLES))]
+    Drops(Client<drops::Args>),
     /// Open, fill, ack and watch tallies: fan-outs that are tracked to completion
     #[command(after_help = help(tally::EXAMPLES))]
     Tally(Client<tally::Args>),
     /// Send events to a callback: create, list, enable, look at what was tried
     #[command(after_help = help(push::EXAMPLES))]
     Push(Client<push::Args>),
+    /// Put, list, pause and run schedules: what is emitted at certain times
+    #[command(after_help = help(schedule::EXAMPLES))]
+    Schedule(Client<schedule::Args>),
     /// Receive pushes, show them and check their signatures; for development
     #[command(after_help = help(listen::EXAMPLES))]
     Listen(listen::Args),
@@ -149,8 +159,10 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Unblock(it) => control::remove(cx(&it)?, "unblock", it.args).await,
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
+        Command::Drops(it) => drops::run(cx(&it)?, it.args).await,
         Command::Tally(it) => tally::run(cx(&it)?, it.args).await,
         Command::Push(it) => push::run(cx(&it)?, it.args).await,
+        Command::Schedule(it) => schedule::run(cx(&it)?, it.args).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Token(it) => token::run(cx(&it)?, it.args).await,
         Command::Completions { shell } => completions(shell),

@@ -54,6 +54,18 @@ impl Printer {
         lines[1..].iter().try_for_each(|line| self.text(line))
     }
 
+    /// One item with many fields, one per line; those that it does not have are left out.
+    pub(crate) fn fields(&self, item: &Value, names: &[&str]) -> Result<(), Failure> {
+        if self.json {
+            return self.text(&item.to_string());
+        }
+        for name in names.iter().filter(|name| item.get(**name).is_some()) {
+            let line = format!("{name}: {}", clean(&cell(&item[*name])));
+            self.text(&if self.terminal() { line.replacen(name, &bold(name), 1) } else { line })?;
+        }
+        Ok(())
+    }
+
     /// Lines of text as they are.
     pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();

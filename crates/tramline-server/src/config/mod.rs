@@ -27,14 +27,14 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Whether something is served.
+/// Whether something is served, or allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Switch {
     /// It is.
     #[default]
     On,
-    /// It is not: its paths do not exist.
+    /// It is not.
     Off,
 }
 
@@ -68,7 +68,15 @@ pub(crate) struct Config {
     pub(crate) push_insecure_tls: Switch,
     pub(crate) push_proxy: Option<String>,
     pub(crate) push_requests: usize,
+    pub(crate) store_limit_bytes: Option<u64>,
+    pub(crate) shed_pull: Switch,
     pub(crate) carlyle: Switch,
+    pub(crate) routemaster: Switch,
+    pub(crate) routemaster_max_data: usize,
+    pub(crate) routemaster_scaling_threshold: u64,
+    pub(crate) routemaster_scaling_deadline_ms: u64,
+    pub(crate) statsd: Option<String>,
+    pub(crate) statsd_prefix: String,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -79,6 +87,9 @@ const SHORTEST_SECRET: usize = 8;
 const SHORTEST_KEEPING_MS: u64 = 60_000;
 /// A hundred years.
 const LONGEST_KEEPING_MS: u64 = 100 * 366 * 24 * 3600 * 1000;
+
+/// An empty store takes a few megabytes already.
+const SMALLEST_STORE: u64 = 16 << 20;
 
 impl Config {
     /// Every setting as it is when nobody says anything.
@@ -111,6 +122,19 @@ impl Config {
         Ok(Guard::new(ranges))
     }
 
+    fn check_statsd(&self) -> Result<(), BoxError> {
+        let port =
+            |target: &String| target.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        if self.statsd.as_ref().is_some_and(|target| !port(target)) {
+            return Err("statsd has no port: write it like localhost:8125".into());
+        }
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+        if self.statsd_prefix.is_empty() || !self.statsd_prefix.bytes().all(plain) {
+            return Err("statsd_prefix is not a name: use letters, digits and . _ -".into());
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), BoxError> {
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return Err("TLS needs both a certificate and a key: set tls_cert and tls_key, or neither".into());
@@ -137,11 +161,15 @@ impl Config {
         }
         self.keyring()?;
         self.guard()?;
+        self.check_statsd()?;
         let kept = [self.keep_open_tallies_ms, self.keep_sealed_tallies_ms];
         if kept.iter().any(|millis| !(SHORTEST_KEEPING_MS..=LONGEST_KEEPING_MS).contains(millis)) {
             return Err(
                 "tallies are kept for too short or too long: use one minute to a hundred years".into()
             );
+        }
+        if self.store_limit_bytes.is_some_and(|bytes| bytes < SMALLEST_STORE) {
+            return Err("store_limit_bytes is out of range: use at least 16777216 bytes (16 MiB)".into());
         }
         Ok(())
     }

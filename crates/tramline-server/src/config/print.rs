@@ -98,7 +98,9 @@ mod tests {
             root_token: Some("long enough".into()),
             secret_key: Some("hidden".into()),
             push_proxy: Some("x".into()),
+            statsd: Some("localhost:8125".into()),
             address_file: Some("x".into()),
+            store_limit_bytes: Some(1 << 30),
             ..Settings::default().resolve().unwrap()
         };
         let printed = all.render().unwrap();

@@ -105,9 +105,33 @@ pub(crate) struct Settings {
     /// How many requests push has under way at most, over all subscriptions
     #[arg(long, env = "TRAMLINE_PUSH_REQUESTS")]
     push_requests: Option<usize>,
+    /// How much the store may hold, in bytes; close to it, what it can do without goes, oldest first
+    #[arg(long, env = "TRAMLINE_STORE_LIMIT_BYTES")]
+    store_limit_bytes: Option<u64>,
+    /// Whether a full store may drop the oldest work of pull subscriptions too
+    #[arg(long, env = "TRAMLINE_SHED_PULL", value_enum)]
+    shed_pull: Option<Switch>,
     /// Serve Carlyle's API too, under /api/v1/batch
     #[arg(long, env = "TRAMLINE_CARLYLE", value_enum)]
     carlyle: Option<Switch>,
+    /// Serve Routemaster's API too: /topics, /subscription, /subscribers, /api_tokens, /pulse, /health
+    #[arg(long, env = "TRAMLINE_ROUTEMASTER", value_enum)]
+    routemaster: Option<Switch>,
+    /// The largest data of an event of Routemaster's, in bytes as MessagePack
+    #[arg(long, env = "TRAMLINE_ROUTEMASTER_MAX_DATA")]
+    routemaster_max_data: Option<usize>,
+    /// With more batches than this due soon, /pulse/scaling answers late
+    #[arg(long, env = "TRAMLINE_ROUTEMASTER_SCALING_THRESHOLD")]
+    routemaster_scaling_threshold: Option<u64>,
+    /// How soon that is, in milliseconds
+    #[arg(long, env = "TRAMLINE_ROUTEMASTER_SCALING_DEADLINE_MS")]
+    routemaster_scaling_deadline_ms: Option<u64>,
+    /// Send Routemaster's metrics to this statsd server, such as localhost:8125
+    #[arg(long, env = "TRAMLINE_STATSD")]
+    statsd: Option<String>,
+    /// What the names of these metrics begin with
+    #[arg(long, env = "TRAMLINE_STATSD_PREFIX")]
+    statsd_prefix: Option<String>,
     /// What to log, such as info or warn,tramline=debug
     #[arg(long, env = "TRAMLINE_LOG")]
     log: Option<String>,
@@ -171,7 +195,19 @@ impl Settings {
             push_insecure_tls: self.push_insecure_tls.or(other.push_insecure_tls),
             push_proxy: self.push_proxy.or(other.push_proxy),
             push_requests: self.push_requests.or(other.push_requests),
+            store_limit_bytes: self.store_limit_bytes.or(other.store_limit_bytes),
+            shed_pull: self.shed_pull.or(other.shed_pull),
             carlyle: self.carlyle.or(other.carlyle),
+            routemaster: self.routemaster.or(other.routemaster),
+            routemaster_max_data: self.routemaster_max_data.or(other.routemaster_max_data),
+            routemaster_scaling_threshold: self
+                .routemaster_scaling_threshold
+                .or(other.routemaster_scaling_threshold),
+            routemaster_scaling_deadline_ms: self
+                .routemaster_scaling_deadline_ms
+                .or(other.routemaster_scaling_deadline_ms),
+            statsd: self.statsd.or(other.statsd),
+            statsd_prefix: self.statsd_prefix.or(other.statsd_prefix),
             log: self.log.or(other.log),
             log_format: self.log_format.or(other.log_format),
         }
@@ -206,7 +242,15 @@ impl Settings {
             push_insecure_tls: self.push_insecure_tls.unwrap_or(Switch::Off),
             push_proxy: self.push_proxy,
             push_requests: self.push_requests.unwrap_or(1_024),
+            store_limit_bytes: self.store_limit_bytes,
+            shed_pull: self.shed_pull.unwrap_or(Switch::Off),
             carlyle: self.carlyle.unwrap_or_default(),
+            routemaster: self.routemaster.unwrap_or_default(),
+            routemaster_max_data: self.routemaster_max_data.unwrap_or(64),
+            routemaster_scaling_threshold: self.routemaster_scaling_threshold.unwrap_or(100),
+            routemaster_scaling_deadline_ms: self.routemaster_scaling_deadline_ms.unwrap_or(1_000),
+            statsd: self.statsd,
+            statsd_prefix: self.statsd_prefix.unwrap_or_else(|| "routemaster".into()),
             log: self.log.unwrap_or_else(|| "info".into()),
             log_format: self.log_format.unwrap_or_default(),
         };
@@ -234,16 +278,21 @@ mod tests {
             "secret_key = 'short'",
             "push_allow = ['10.0.0.0/33']",
             "push_requests = 0",
+            "statsd = 'localhost'",
+            "statsd_prefix = 'a b'",
             "keep_open_tallies_ms = 1",
+            "store_limit_bytes = 1000",
         ] {
             assert!(settings(bad).unwrap().resolve().is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn carlyle_can_be_switched_off() {
-        assert_eq!(Config::defaults().unwrap().carlyle, Switch::On);
-        assert_eq!(settings("carlyle = 'off'").unwrap().resolve().unwrap().carlyle, Switch::Off);
+    fn the_apis_of_others_can_be_switched_off() {
+        let all = Config::defaults().unwrap();
+        assert_eq!((all.carlyle, all.routemaster), (Switch::On, Switch::On));
+        let none = settings("carlyle = 'off'\nroutemaster = 'off'").unwrap().resolve().unwrap();
+        assert_eq!((none.carlyle, none.routemaster), (Switch::Off, Switch::Off));
     }
 
     #[test]

@@ -65,9 +65,20 @@ impl Access {
         self.root.is_none() && self.known().tokens.is_empty()
     }
 
+    /// True while nobody needs a token: on loopback, while there are none.
+    pub(crate) fn is_open(&self) -> bool {
+        self.anybody.is_some() && self.is_empty()
+    }
+
+    /// The store's time, as far as this node knows.
+    pub(crate) fn now(&self) -> Time {
+        self.known().now()
+    }
+
     /// Who calls.
     pub(crate) async fn caller(&self, headers: &HeaderMap) -> Answer<Caller> {
-        let Some(secret) = secret(headers)? else {
+        let secrets = secrets(headers)?;
+        if secrets.is_empty() {
             return match &self.anybody {
                 Some(anybody) if self.is_empty() => {
                     is_local(headers)?;
@@ -75,19 +86,28 @@ impl Access {
                 }
                 _ => Err(unauthorized("there is no token")),
             };
-        };
-        let hash = hash(&secret);
+        }
+        let hashes: Vec<[u8; 32]> = secrets.iter().map(|secret| hash(secret)).collect();
         if let Some((root, caller)) = &self.root
-            && bool::from(root.ct_eq(&hash))
+            && hashes.iter().any(|hash| bool::from(root.ct_eq(hash)))
         {
             return Ok(caller.clone());
         }
-        if let Some(caller) = self.find(&hash)? {
+        if let Some(caller) = self.find_any(&hashes)? {
             return Ok(caller);
         }
         // Another node may have created it a moment ago.
         self.read_again().await;
-        self.find(&hash)?.ok_or_else(|| unauthorized("the token is not known"))
+        self.find_any(&hashes)?.ok_or_else(|| unauthorized("the token is not known"))
+    }
+
+    fn find_any(&self, hashes: &[[u8; 32]]) -> Answer<Option<Caller>> {
+        for hash in hashes {
+            if let Some(caller) = self.find(hash)? {
+                return Ok(Some(caller));
+            }
+        }
+        Ok(None)
     }
 
     /// The caller with this hash. What is looked up is a hash of the secret, so the time it takes tells nothing of the secret.
@@ -156,18 +176,21 @@ pub(crate) fn hash(secret: &str) -> [u8; 32] {
     Sha256::digest(secret.as_bytes()).into()
 }
 
-/// The secret in a request: a bearer token, or the user name of Basic.
-fn secret(headers: &HeaderMap) -> Answer<Option<String>> {
-    let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
+/// What may be the secret in a request: a bearer token, or the user name of Basic. That ends at a colon by the book, but tokens of
+/// Routemaster's clients may have some, and their passwords have none.
+pub(crate) fn secrets(headers: &HeaderMap) -> Answer<Vec<String>> {
+    let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(Vec::new()) };
     let unreadable = || unauthorized("the Authorization header cannot be read");
     let (scheme, rest) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(unreadable)?;
     if scheme.eq_ignore_ascii_case("bearer") {
-        return Ok(Some(rest.trim().to_owned()));
+        return Ok(vec![rest.trim().to_owned()]);
     }
     if scheme.eq_ignore_ascii_case("basic") {
         let bytes = BASE64_STANDARD.decode(rest.trim()).map_err(|_| unreadable())?;
         let text = String::from_utf8(bytes).map_err(|_| unreadable())?;
-        return Ok(Some(text.split(':').next().unwrap_or_default().to_owned()));
+        let short = text.split(':').next().unwrap_or_default();
+        let long = text.rsplit_once(':').map(|(user, _)| user).filter(|long| *long != short);
+        return Ok(std::iter::once(short).chain(long).map(str::to_owned).collect());
     }
     Err(unreadable())
 }
@@ -206,11 +229,13 @@ mod tests {
 
     #[test]
     fn a_secret_is_a_bearer_token_or_the_user_name_of_basic() {
-        assert_eq!(secret(&headers("Bearer tl_x")).unwrap().as_deref(), Some("tl_x"));
-        assert_eq!(secret(&headers("basic dGxfeDo=")).unwrap().as_deref(), Some("tl_x"));
-        assert_eq!(secret(&HeaderMap::new()).unwrap(), None);
+        assert_eq!(secrets(&headers("Bearer tl_x")).unwrap(), ["tl_x"]);
+        assert_eq!(secrets(&headers("basic dGxfeDo=")).unwrap(), ["tl_x"]);
+        let basic = |text: &str| headers(&format!("Basic {}", BASE64_STANDARD.encode(text)));
+        assert_eq!(secrets(&basic("a:b:x")).unwrap(), ["a", "a:b"], "a password or a token has a colon");
+        assert_eq!(secrets(&HeaderMap::new()).unwrap(), [""; 0]);
         for bad in ["tl_x", "Digest a", "Basic ?"] {
-            assert_eq!(secret(&headers(bad)).unwrap_err().status(), 401);
+            assert_eq!(secrets(&headers(bad)).unwrap_err().status(), 401);
         }
     }
 

@@ -1,5 +1,6 @@
 //! What all handlers share.
 
+use crate::compat::routemaster::Owners;
 use crate::config::Config;
 use crate::http::access::{self, Access};
 use crate::http::body;
@@ -31,6 +32,8 @@ pub(crate) struct App {
     pub(crate) access: Access,
     pub(crate) workers: Workers,
     pub(crate) tallies: Belongings,
+    /// Who owns the topics of Routemaster's clients.
+    pub(crate) owners: Owners,
     /// What secrets are encrypted with.
     pub(crate) keyring: Keyring,
     pub(crate) metrics: Arc<Metrics>,
@@ -57,6 +60,7 @@ impl App {
             access,
             workers: Workers::default(),
             tallies: Belongings::default(),
+            owners: Owners::default(),
             metrics,
             draining: CancellationToken::new(),
             requests: Arc::new(Semaphore::new(config.max_requests)),

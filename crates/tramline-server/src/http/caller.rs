@@ -19,6 +19,7 @@ struct Rights {
     topics: Option<Vec<Pattern>>,
     subscriptions: Option<Vec<Pattern>>,
     expires_at: Option<Time>,
+    is_listed: bool,
 }
 
 impl Caller {
@@ -30,6 +31,7 @@ impl Caller {
             topics: None,
             subscriptions: None,
             expires_at: None,
+            is_listed: false,
         }))
     }
 
@@ -40,6 +42,7 @@ impl Caller {
             topics: token.topics,
             subscriptions: token.subscriptions,
             expires_at: token.expires_at,
+            is_listed: token.sealed.is_some(),
         }))
     }
 
@@ -51,6 +54,11 @@ impl Caller {
     /// The name, for records of who did what.
     pub(crate) fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// True for a token that an admin may list with its secret: one of Routemaster's API.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.0.is_listed
     }
 
     /// Checks that the caller has one of these scopes. Admins have all.

@@ -1,6 +1,6 @@
 //! Whether this node lives, and whether it can serve.
 
-use crate::http::app::Shared;
+use crate::http::app::{App, Shared};
 use crate::http::json::ok;
 use crate::http::problem::{Answer, Problem};
 use axum::extract::State;
@@ -43,9 +43,17 @@ pub(crate) async fn ready(State(app): State<Shared>) -> Answer<Response> {
     if app.draining.is_cancelled() {
         return Err(not_ready("this node is about to stop"));
     }
+    match store_fails(&app).await {
+        None => Ok(ok(Health { status: HealthStatus::Ok }).into_response()),
+        Some(why) => Err(not_ready(why)),
+    }
+}
+
+/// What is wrong with the store, if anything is.
+pub(crate) async fn store_fails(app: &App) -> Option<&'static str> {
     let store = app.tram.store();
     if !matches!(tokio::time::timeout(PATIENCE, store.now()).await, Ok(Ok(_))) {
-        return Err(not_ready("the store does not answer"));
+        return Some("the store does not answer");
     }
     // Only in doubt: nobody needs a token to ask, and a write has its price. Doubt that comes up meanwhile stays.
     let doubted = &app.metrics.store_doubted;
@@ -53,7 +61,7 @@ pub(crate) async fn ready(State(app): State<Shared>) -> Answer<Response> {
         && !matches!(tokio::time::timeout(PATIENCE, store.probe()).await, Ok(Ok(())))
     {
         doubted.store(true, Ordering::Relaxed);
-        return Err(not_ready("the store cannot be written"));
+        return Some("the store cannot be written");
     }
-    Ok(ok(Health { status: HealthStatus::Ok }).into_response())
+    None
 }

@@ -164,23 +164,29 @@ pub(crate) struct EventOut<'a> {
 
 impl<'a> EventOut<'a> {
     pub(crate) fn new(event: &'a StoredEvent) -> EventOut<'a> {
-        let is_json = &*event.content_type == tramline::model::event::JSON;
-        // Read once more: a program may have emitted anything under that content type.
-        let payload = if is_json { serde_json::from_slice::<&RawValue>(&event.payload).ok() } else { None };
+        let (payload, payload_base64) = payload(&event.content_type, &event.payload);
         EventOut {
             id: Id(event.id),
             topic: &event.topic,
             kind: Some(&*event.kind).filter(|kind| !kind.is_empty()),
             key: event.key.as_deref(),
             prev: event.prev.map(Id),
-            payload_base64: payload.is_none().then(|| BASE64_STANDARD.encode(&event.payload)),
             payload,
+            payload_base64,
             content_type: &event.content_type,
             headers: &event.headers,
             emitted_at: When(event.emitted_at),
             tally: event.item.map(ItemOut::from),
         }
     }
+}
+
+/// A payload as it is shown: JSON as it is, everything else in Base64.
+pub(crate) fn payload<'a>(content_type: &str, bytes: &'a [u8]) -> (Option<&'a RawValue>, Option<String>) {
+    let is_json = content_type == tramline::model::event::JSON;
+    // Read once more: a program may have stored anything under that content type.
+    let json = if is_json { serde_json::from_slice(bytes).ok() } else { None };
+    (json, json.is_none().then(|| BASE64_STANDARD.encode(bytes)))
 }
 
 #[cfg(test)]

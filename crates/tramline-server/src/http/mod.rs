@@ -4,9 +4,9 @@
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
 //! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
-//! - [`tallies`]: fan-outs that are tracked to completion
+//! - [`tallies`]: fan-outs that are tracked to completion; [`schedules`]: what is emitted at certain times
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
-//! - [`stats`], [`metrics`], [`timed`], [`health`]: figures
+//! - [`stats`], [`drops`], [`metrics`], [`timed`], [`health`]: figures, and what is gone
 //! - [`tokens`]: who may do what
 //! - [`body`], [`params`], [`json`], [`problem`]: how requests are read and answers written
 
@@ -17,11 +17,12 @@ pub(crate) mod caller;
 mod claims;
 mod control;
 mod dead;
-mod emit;
-mod events;
+mod drops;
+pub(crate) mod emit;
+pub(crate) mod events;
 mod follow;
 mod given;
-mod health;
+pub(crate) mod health;
 pub(crate) mod json;
 pub(crate) mod limits;
 pub(crate) mod metrics;
@@ -31,14 +32,15 @@ pub(crate) mod params;
 pub(crate) mod problem;
 pub(crate) mod push;
 pub(crate) mod routes;
+mod schedules;
 mod schema;
 mod settle;
-mod stats;
+pub(crate) mod stats;
 mod subscriptions;
 pub(crate) mod tallies;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timed;
-mod tokens;
+pub(crate) mod tokens;
 mod topics;
 mod workers;

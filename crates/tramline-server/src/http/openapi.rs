@@ -5,8 +5,8 @@ use crate::http::control::Act;
 use crate::http::json::json_response;
 use crate::http::problem::Told;
 use crate::http::{
-    claims, control, dead, emit, events, health, metrics, push, schema, settle, stats, subscriptions,
-    tallies, tokens, topics,
+    claims, control, dead, drops, emit, events, health, metrics, push, schedules, schema, settle, stats,
+    subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
 use axum::http::StatusCode;
@@ -57,6 +57,7 @@ use utoipa::{OpenApi as _, PartialSchema, ToSchema};
         push::attempts::list,
         push::secrets::add,
         push::secrets::remove,
+        drops::drops,
         tallies::open::open,
         tallies::look::list,
         tallies::ack_many::ack_many,
@@ -68,6 +69,13 @@ use utoipa::{OpenApi as _, PartialSchema, ToSchema};
         tallies::ack::fail,
         tallies::count::count,
         tallies::end::cancel,
+        schedules::list,
+        schedules::put,
+        schedules::get,
+        schedules::delete,
+        schedules::pause,
+        schedules::resume,
+        schedules::run,
         stats::workers,
         stats::stats,
         tokens::create,

@@ -97,6 +97,11 @@ impl Page {
         bounded(self.limit)
     }
 
+    /// After which name.
+    pub(crate) fn after(&self) -> Option<&str> {
+        self.after.as_deref()
+    }
+
     /// One page of a complete list that is sorted by name, and what is `next`.
     pub(crate) fn cut<T>(&self, mut all: Vec<T>, name: impl Fn(&T) -> &str) -> (Vec<T>, Option<String>) {
         if let Some(after) = &self.after {

@@ -121,6 +121,11 @@ impl Problem {
     pub(crate) fn status(&self) -> StatusCode {
         self.0.status
     }
+
+    /// What happened.
+    pub(crate) fn detail(&self) -> &str {
+        &self.0.detail
+    }
 }
 
 impl From<Error> for Problem {
@@ -138,6 +143,10 @@ impl From<Error> for Problem {
         Problem::new(status, error.message(), error.remedy())
     }
 }
+
+/// A problem in one line, beside its answer: for APIs whose clients expect plain text.
+#[derive(Clone)]
+pub(crate) struct InWords(pub(crate) String);
 
 /// JSON that cannot be read: malformed, or not what was asked for.
 impl From<serde_json::Error> for Problem {
@@ -171,6 +180,7 @@ impl IntoResponse for Problem {
         if self.0.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"tramline\""));
         }
+        response.extensions_mut().insert(InWords(format!("{}; {}", self.0.detail, self.0.remedy)));
         response
     }
 }

@@ -1,6 +1,6 @@
 //! Every route, on one page. A route takes its path and method from the description of its handler.
 
-use crate::compat::carlyle;
+use crate::compat::{carlyle, routemaster};
 use crate::config::Switch;
 use crate::http::app::Shared;
 use crate::http::caller::Caller;
@@ -9,8 +9,8 @@ use crate::http::limits::Door;
 use crate::http::params::Name;
 use crate::http::problem::Problem;
 use crate::http::{
-    claims, control, dead, emit, events, health, limits, metrics, openapi, push, settle, stats,
-    subscriptions, tallies, tokens, topics,
+    claims, control, dead, drops, emit, events, health, limits, metrics, openapi, push, schedules, settle,
+    stats, subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
 use axum::body::Body;
@@ -30,10 +30,13 @@ pub(crate) fn router(app: Shared) -> Router {
     if app.config.carlyle == Switch::On {
         guarded = guarded.merge(carlyle::routes());
     }
-    guarded
-        .layer(from_fn_with_state(door, limits::admit))
-        .merge(open().router.layer(from_fn(limits::check_head)))
-        .merge(openapi::route())
+    let mut all = guarded
+        .layer(from_fn_with_state(door.clone(), limits::admit))
+        .merge(open().router.layer(from_fn(limits::check_head)));
+    if app.config.routemaster == Switch::On {
+        all = all.merge(routemaster::routes(&app, door));
+    }
+    all.merge(openapi::route())
         .fallback(|| async { Problem::not_found("there is no such path") })
         .method_not_allowed_fallback(|| async {
             let detail = "the path has no such method";
@@ -82,6 +85,7 @@ fn guarded() -> Routes {
         .add::<push::attempts::__path_list, _, _>(push::attempts::list)
         .add::<push::secrets::__path_add, _, _>(push::secrets::add)
         .add::<push::secrets::__path_remove, _, _>(push::secrets::remove)
+        .add::<drops::__path_drops, _, _>(drops::drops)
         .add::<tallies::open::__path_open, _, _>(tallies::open::open)
         .add::<tallies::look::__path_list, _, _>(tallies::look::list)
         .add::<tallies::ack_many::__path_ack_many, _, _>(tallies::ack_many::ack_many)
@@ -93,6 +97,13 @@ fn guarded() -> Routes {
         .add::<tallies::ack::__path_fail, _, _>(tallies::ack::fail)
         .add::<tallies::count::__path_count, _, _>(tallies::count::count)
         .add::<tallies::end::__path_cancel, _, _>(tallies::end::cancel)
+        .add::<schedules::__path_list, _, _>(schedules::list)
+        .add::<schedules::__path_put, _, _>(schedules::put)
+        .add::<schedules::__path_get, _, _>(schedules::get)
+        .add::<schedules::__path_delete, _, _>(schedules::delete)
+        .add::<schedules::__path_pause, _, _>(schedules::pause)
+        .add::<schedules::__path_resume, _, _>(schedules::resume)
+        .add::<schedules::__path_run, _, _>(schedules::run)
         .add::<stats::__path_workers, _, _>(stats::workers)
         .add::<stats::__path_stats, _, _>(stats::stats)
         .add::<tokens::__path_create, _, _>(tokens::create)

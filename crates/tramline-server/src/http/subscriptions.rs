@@ -61,6 +61,8 @@ pub(crate) struct SubscriptionIn {
     #[serde(default, deserialize_with = "or_null")]
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 10000)]
     claim_size: Option<Option<u32>>,
+    /// Whether older events of a key give way to the newest, as long as nobody has claimed them
+    compact: Option<bool>,
     /// Where it starts in topics that are new to it: `beginning` (the default where workers claim), `now` (for push) or a time
     #[schema(value_type = Option<schema::Start>)]
     start: Option<String>,
@@ -177,6 +179,7 @@ pub(crate) struct SubscriptionOut {
     lease_ms: u64,
     time_limit_ms: Option<u64>,
     claim_size: u32,
+    compact: bool,
     created_at: When,
     counts: Counts,
     /// Since when the oldest ready event could have run
@@ -291,7 +294,10 @@ impl SubscriptionIn {
             time_limit: limit.unwrap_or(old.time_limit),
             claim_size: self.claim_size.unwrap_or(old.claim_size),
             filter: self.filter.unwrap_or(old.filter),
+            // Whoever puts a subscription names what it takes.
+            draining: Vec::new(),
             push,
+            compact: self.compact.unwrap_or(old.compact),
         })
     }
 }
@@ -331,6 +337,7 @@ pub(crate) async fn told(app: &App, subscription: &Subscription) -> Answer<Subsc
         lease_ms: millis(policy.lease.unwrap_or(crate::http::claims::LEASE)),
         time_limit_ms: policy.time_limit.map(millis),
         claim_size: policy.claim_size(),
+        compact: policy.compact,
         created_at: When(subscription.created_at),
         filter: policy.filter.clone(),
         counts: stats.counts,

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
-    Added, AuditEntry, EventId, Health, Kind, Result, Store, Subscription, SubscriptionId, Tally, Time,
-    Token, Topic,
+    Added, AuditEntry, DropRecord, EventId, Health, Kind, Result, Store, StoredSchedule, Subscription,
+    SubscriptionId, Tally, Time, Token, Topic, TopicId,
 };
 
 /// Passes everything on, and takes the time.
@@ -50,6 +50,9 @@ impl Store for Timed {
     async fn topics(&self) -> Result<Vec<Topic>> {
         self.time("topics", self.store.topics()).await
     }
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>> {
+        self.time("topic_totals", self.store.topic_totals()).await
+    }
     async fn delete_topic(&self, name: &str) -> Result<()> {
         self.time("delete_topic", self.store.delete_topic(name)).await
     }
@@ -72,7 +75,11 @@ impl Store for Timed {
         self.time("audit", self.store.audit(subscription, limit)).await
     }
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        self.time("emit", self.store.emit(emit)).await
+        let emissions = self.time("emit", self.store.emit(emit)).await?;
+        if let Some(traffic) = self.metrics.traffic.get() {
+            emissions.iter().flatten().for_each(|emission| traffic.emitted(emission));
+        }
+        Ok(emissions)
     }
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         self.time("claim", self.store.claim(claim)).await
@@ -129,6 +136,9 @@ impl Store for Timed {
         self.time("gather", self.store.gather(gather)).await
     }
     async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
+        if let Some(traffic) = self.metrics.traffic.get() {
+            traffic.tried(&record);
+        }
         self.time("record_push", self.store.record_push(record)).await
     }
     async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
@@ -176,6 +186,30 @@ impl Store for Timed {
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
         self.time("sweep_tallies", self.store.sweep_tallies(sweep)).await
     }
+    async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule> {
+        self.time("put_schedule", self.store.put_schedule(put)).await
+    }
+    async fn declare_schedules(&self, declare: DeclareSchedules) -> Result<Vec<StoredSchedule>> {
+        self.time("declare_schedules", self.store.declare_schedules(declare)).await
+    }
+    async fn schedules(&self, list: ListSchedules) -> Result<Vec<StoredSchedule>> {
+        self.time("schedules", self.store.schedules(list)).await
+    }
+    async fn schedule(&self, name: &str) -> Result<Option<StoredSchedule>> {
+        self.time("schedule", self.store.schedule(name)).await
+    }
+    async fn delete_schedule(&self, name: &str) -> Result<()> {
+        self.time("delete_schedule", self.store.delete_schedule(name)).await
+    }
+    async fn pause_schedule(&self, pause: PauseSchedule) -> Result<StoredSchedule> {
+        self.time("pause_schedule", self.store.pause_schedule(pause)).await
+    }
+    async fn run_schedule(&self, run: NameSchedule) -> Result<Emission> {
+        self.time("run_schedule", self.store.run_schedule(run)).await
+    }
+    async fn tick(&self, tick: Tick) -> Result<Ticked> {
+        self.time("tick", self.store.tick(tick)).await
+    }
     async fn put_token(&self, put: PutToken) -> Result<Token> {
         self.time("put_token", self.store.put_token(put)).await
     }
@@ -201,7 +235,27 @@ impl Store for Timed {
         self.time("remote_workers", self.store.remote_workers(now)).await
     }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        self.time("sweep", self.store.sweep(sweep)).await
+        let swept = self.time("sweep", self.store.sweep(sweep)).await?;
+        if let Some(traffic) = self.metrics.traffic.get() {
+            traffic.scrubbed(swept.workers);
+        }
+        Ok(swept)
+    }
+    async fn size(&self) -> Result<StoreSize> {
+        self.time("size", self.store.size()).await
+    }
+    async fn shed(&self, shed: Shed) -> Result<Shedded> {
+        let shedded = self.time("shed", self.store.shed(shed)).await?;
+        if let (Some(traffic), Some((subscription, events))) = (self.metrics.traffic.get(), shedded.dropped) {
+            traffic.autodropped(subscription, events);
+        }
+        Ok(shedded)
+    }
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
+        self.time("drops", self.store.drops(list)).await
+    }
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>> {
+        self.time("drop_totals", self.store.drop_totals()).await
     }
     async fn now(&self) -> Result<Time> {
         self.time("now", self.store.now()).await

@@ -2,7 +2,7 @@
 //! tokens within a pattern could create one beyond it.
 
 use crate::http::access::hash;
-use crate::http::app::Shared;
+use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
 use crate::http::json::{Json, List, When, ok};
@@ -104,14 +104,7 @@ pub(crate) async fn create(
             "create one with the scope admin, without patterns and without an end first; or set TRAMLINE_ROOT_TOKEN",
         ));
     }
-    if app.ask(app.tram.store().tokens()).await?.len() >= MOST {
-        return Err(Problem::new(
-            StatusCode::CONFLICT,
-            "there are too many tokens",
-            "drop those that nobody uses",
-        ));
-    }
-    let secret = secret()?;
+    let secret = format!("tl_{}", BASE64_URL_SAFE_NO_PAD.encode(random::<32>()?));
     let token = Token {
         name: token.name,
         hash: hash(&secret),
@@ -121,19 +114,34 @@ pub(crate) async fn create(
         created_at: Time(0),
         expires_at: token.expires_at.map(|time| time.0),
         used_at: None,
+        sealed: None,
     };
-    let token = app.ask(app.tram.store().put_token(PutToken { token, now: None })).await?;
-    app.ask(app.access.read()).await?;
-    tracing::info!(token = token.name, by = caller.name(), "token created");
+    let token = keep(&app, token, caller.name()).await?;
     Ok(Json(StatusCode::CREATED, NewToken { token: secret, about: token.into() }).into_response())
 }
 
-fn secret() -> Answer<String> {
-    let mut bytes = [0; 32];
+/// Keeps a token, if there is room for it.
+pub(crate) async fn keep(app: &App, token: Token, by: &str) -> Answer<Token> {
+    if app.ask(app.tram.store().tokens()).await?.len() >= MOST {
+        return Err(Problem::new(
+            StatusCode::CONFLICT,
+            "there are too many tokens",
+            "drop those that nobody uses",
+        ));
+    }
+    let token = app.ask(app.tram.store().put_token(PutToken { token, now: None })).await?;
+    app.ask(app.access.read()).await?;
+    tracing::info!(token = token.name, by, "token created");
+    Ok(token)
+}
+
+/// Bytes that nobody can guess.
+pub(crate) fn random<const BYTES: usize>() -> Answer<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
     getrandom::fill(&mut bytes).map_err(|_| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the system has no random numbers to give", "try again")
     })?;
-    Ok(format!("tl_{}", BASE64_URL_SAFE_NO_PAD.encode(bytes)))
+    Ok(bytes)
 }
 
 /// All tokens by name, without their secrets.

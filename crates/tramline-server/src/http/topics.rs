@@ -1,6 +1,6 @@
 //! Topics.
 
-use crate::http::app::Shared;
+use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
 use crate::http::json::{List, When, ok, or_null};
@@ -12,8 +12,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::time::Duration;
-use tramline::{Scope, Topic, TopicSettings};
+use tramline::{Scope, Topic, TopicId, TopicSettings};
 use utoipa::ToSchema;
 
 /// Whoever has anything to do with topics may see those of its patterns.
@@ -43,19 +44,29 @@ pub(crate) struct TopicOut {
     retention_ms: u64,
     /// Who is in charge, if somebody said so
     owner: Option<String>,
+    /// How many events were ever emitted to it
+    events: u64,
     created_at: When,
 }
 
-impl From<&Topic> for TopicOut {
-    fn from(topic: &Topic) -> TopicOut {
+impl TopicOut {
+    fn new(topic: &Topic, totals: &Totals) -> TopicOut {
         TopicOut {
             name: topic.name.to_string(),
             lanes: topic.lanes,
             retention_ms: u64::try_from(topic.retention.as_millis()).unwrap_or(u64::MAX),
             owner: topic.owner.as_deref().map(str::to_owned),
+            events: totals.get(&topic.id).copied().unwrap_or(0),
             created_at: When(topic.created_at),
         }
     }
+}
+
+/// How many events each topic ever had.
+type Totals = HashMap<TopicId, u64>;
+
+async fn totals(app: &App) -> Answer<Totals> {
+    Ok(app.ask(app.tram.store().topic_totals()).await?.into_iter().collect())
 }
 
 /// All topics that the token may see, by name.
@@ -70,7 +81,9 @@ pub(crate) async fn list(
     let mut topics = app.ask(app.tram.topics()).await?;
     topics.retain(|topic| caller.sees_topic(&topic.name));
     let (topics, next) = page.cut(topics, |topic| &topic.name);
-    Ok(ok(List { items: topics.iter().map(TopicOut::from).collect(), next }).into_response())
+    let totals = totals(&app).await?;
+    let items = topics.iter().map(|topic| TopicOut::new(topic, &totals)).collect();
+    Ok(ok(List { items, next }).into_response())
 }
 
 /// One topic.
@@ -82,7 +95,7 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
     let topics = app.ask(app.tram.topics()).await?;
     let topic = topics.iter().find(|topic| *topic.name == *name.0);
     let topic = topic.ok_or_else(|| Problem::not_found("there is no such topic"))?;
-    Ok(ok(TopicOut::from(topic)).into_response())
+    Ok(ok(TopicOut::new(topic, &totals(&app).await?)).into_response())
 }
 
 /// Creates a topic, or changes how long its settled events are kept and who is in charge. What is left out stays.
@@ -103,9 +116,9 @@ pub(crate) async fn put(
         return Err(Problem::invalid("the retention is longer than a hundred years", "use a shorter one"));
     }
     let retention = put.retention_ms.map(Duration::from_millis);
-    let settings = TopicSettings { lanes: put.lanes, retention, owner: put.owner };
+    let settings = TopicSettings { lanes: put.lanes, retention, owner: put.owner, claim: None };
     let topic = app.ask(app.tram.put_topic(&topic, settings)).await?;
-    Ok(ok(TopicOut::from(&topic)).into_response())
+    Ok(ok(TopicOut::new(&topic, &totals(&app).await?)).into_response())
 }
 
 /// Deletes a topic with its events. Refused while a subscription consumes it.

@@ -10,7 +10,8 @@ mod stall;
 mod tls;
 
 use crate::bench::BoxError;
-use crate::config::{Config, without_password};
+use crate::compat::routemaster::statsd;
+use crate::config::{Config, Switch, without_password};
 use crate::http::access::Access;
 use crate::http::app::{App, Shared};
 use crate::http::metrics::Metrics;
@@ -47,6 +48,7 @@ pub(crate) struct Server {
     address: SocketAddr,
     listening: Listening,
     keeping: JoinHandle<()>,
+    reporting: Option<JoinHandle<()>>,
     pushing: Option<Pushing>,
     _housekeeping: Housekeeping,
 }
@@ -73,6 +75,7 @@ impl Server {
             let app = app.clone();
             async move { app.keep_current().await }
         });
+        let reporting = statsd::start(&app);
         let scheme = if tls.is_some() { "https" } else { "http" };
         tracing::info!(store = without_password(&app.config.store), "listening on {scheme}://{address}");
         if let Some(file) = &app.config.address_file {
@@ -81,7 +84,15 @@ impl Server {
         let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
         reseal::reseal(&app).await?;
         let pushing = Pushing::start(&app)?;
-        Ok(Server { app, address, listening, keeping, pushing, _housekeeping: tram.housekeeping() })
+        Ok(Server {
+            app,
+            address,
+            listening,
+            keeping,
+            reporting,
+            pushing,
+            _housekeeping: tram.housekeeping(),
+        })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -99,6 +110,10 @@ impl Server {
         };
         tokio::join!(self.listening.finish(grace), pushing);
         self.keeping.abort();
+        if let Some(reporting) = self.reporting {
+            // It has reported for the last time when draining began.
+            reporting.abort();
+        }
         self.app.access.write_uses().await;
         self.app.workers.tell(&self.app.tram).await;
         self.app.tram.close().await;
@@ -120,6 +135,9 @@ async fn open(config: &Config, metrics: Arc<Metrics>) -> Result<Tramline, BoxErr
             Duration::from_millis(config.keep_sealed_tallies_ms),
         )
         .watch_store(move |store| Arc::new(Timed::new(store, metrics.clone())));
+    if let Some(bytes) = config.store_limit_bytes {
+        options = options.store_limit(bytes).shed_pull(config.shed_pull == Switch::On);
+    }
     if let Some(url) = &config.store_listen_url {
         options = options.listen_url(url);
     }

@@ -7,6 +7,7 @@ mod listen;
 mod node;
 mod operate;
 mod push;
+mod schedule;
 mod server;
 mod tally;
 mod work;

@@ -41,6 +41,20 @@ fn dead_events_are_listed_replayed_and_dropped() {
 }
 
 #[test]
+fn what_gave_way_to_a_newer_event_is_shown() {
+    let server = Server::start();
+    server.subscribe("t", json!({"topics": ["t"], "compact": true}));
+    let ids: Vec<String> =
+        (0..3).map(|n| server.ok(&["emit", "t", &n.to_string(), "--key", "k"]).trim().to_owned()).collect();
+    assert_eq!(server.ok(&["drops"]), "");
+    assert_eq!(server.ok(&WORK), "2\n");
+    let dropped = server.json(&["drops", "t"]);
+    assert_eq!((&dropped["reason"], &dropped["events"]), (&json!("compacted"), &json!(2)));
+    assert_eq!((&dropped["first"], &dropped["last"]), (&json!(ids[0]), &json!(ids[1])));
+    assert_eq!(server.run(&["drops", "none"]).code, Some(4));
+}
+
+#[test]
 fn parked_keys_are_listed_and_released() {
     let server = Server::start();
     let policy = json!({"topics": ["t"], "ordering": "key", "max_attempts": 1, "on_exhausted": "hold"});

@@ -1,7 +1,7 @@
 //! The same test on every store, with real nodes.
 #![allow(dead_code, clippy::allow_attributes, reason = "every test file uses a part of it")]
 
-use crate::node::{Node, PATIENCE};
+use crate::node::{Launch, Node, PATIENCE};
 use std::time::Instant;
 use tempfile::TempDir;
 
@@ -41,7 +41,12 @@ impl Place {
 
     /// A node on it.
     pub(crate) fn node(&self) -> Node {
-        Node::start(&["--store", &self.url])
+        self.launch(&[]).start()
+    }
+
+    /// A node on it that is still to be started.
+    pub(crate) fn launch(&self, arguments: &[&str]) -> Launch {
+        Launch::with(&[&["--store", &self.url], arguments].concat())
     }
 }
 

@@ -8,6 +8,7 @@
 //! - [`remote`]: claims and settlements for workers in other processes
 //! - `presence`, `sweep`, `gate`, `journal`: signs of life, housekeeping, suspects, at-most-once
 //! - [`tally`], [`names`], with `ack` (group commit) and `courier` (takes their news to whom they concern): fan-out tracking
+//! - [`schedule`]: what is emitted at certain times
 //! - [`clock`], `backoff`: time, and patience with the store
 
 mod ack;
@@ -38,7 +39,9 @@ pub mod receipt;
 pub mod remote;
 mod run;
 mod runner;
+pub mod schedule;
 mod settle;
+mod shed;
 pub mod shutdown;
 mod sweep;
 pub mod tally;

@@ -2,6 +2,7 @@
 
 use crate::engine::clock::Clock;
 use crate::engine::hooks::{Hooks, LogHooks};
+use crate::engine::shed::Ceiling;
 use crate::error::Result;
 use crate::store::postgres::PostgresOptions;
 use crate::store::{Opened, Store};
@@ -34,6 +35,7 @@ pub struct Options {
     pub(crate) wake: Option<Arc<dyn Wake>>,
     pub(crate) watch: Option<Watch>,
     pub(crate) tallies_kept: Kept,
+    pub(crate) ceiling: Ceiling,
 }
 
 /// How long tallies are kept to which nothing happens.
@@ -70,6 +72,7 @@ impl Options {
             wake: None,
             watch: None,
             tallies_kept: Kept { open: TALLIES, sealed: TALLIES },
+            ceiling: Ceiling::default(),
         }
     }
 
@@ -115,6 +118,22 @@ impl Options {
     #[must_use]
     pub fn keep_tallies(mut self, open: Duration, sealed: Duration) -> Options {
         self.tallies_kept = Kept { open, sealed };
+        self
+    }
+
+    /// How much the store may hold, in bytes; no limit unless set. Within a tenth of it, the housekeeping makes room until a fifth
+    /// is free: first settled events go before their retention ends, then the oldest work of push subscriptions, which is
+    /// recorded (see [`crate::Store::drops`]).
+    #[must_use]
+    pub fn store_limit(mut self, bytes: u64) -> Options {
+        self.ceiling.bytes = Some(bytes);
+        self
+    }
+
+    /// Whether a full store may drop the work of pull subscriptions too (not unless set).
+    #[must_use]
+    pub fn shed_pull(mut self, allowed: bool) -> Options {
+        self.ceiling.include_pull = allowed;
         self
     }
 

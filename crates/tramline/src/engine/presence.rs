@@ -3,7 +3,8 @@
 use crate::engine::clock::Clock;
 use crate::engine::courier::Courier;
 use crate::engine::options::Kept;
-use crate::engine::sweep;
+use crate::engine::shed::Ceiling;
+use crate::engine::{schedule, sweep};
 use crate::error::{Error, Kind, Result};
 use crate::model::id::{Incarnation, SubscriptionId};
 use crate::model::lane::Share;
@@ -12,7 +13,7 @@ use crate::store::verbs::{Beat, Worker};
 use crate::wake::Wake;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +28,8 @@ pub(crate) struct Presence {
     pub(crate) wake: Arc<dyn Wake>,
     pub(crate) care: Care,
     pub(crate) incarnation: Incarnation,
+    /// Rings when a schedule was changed here.
+    pub(crate) schedules: Notify,
     name: String,
     every: Duration,
     members: Mutex<Members>,
@@ -59,11 +62,12 @@ pub(crate) struct Identity {
     pub(crate) every: Duration,
 }
 
-/// What sweeps need to look after tallies.
+/// What sweeps need to look after tallies, and how full the store may be.
 #[derive(Debug)]
 pub(crate) struct Care {
     pub(crate) courier: Arc<Courier>,
     pub(crate) kept: Kept,
+    pub(crate) ceiling: Ceiling,
 }
 
 impl Presence {
@@ -80,6 +84,7 @@ impl Presence {
             wake,
             care,
             incarnation: who.incarnation,
+            schedules: Notify::new(),
             name: who.name,
             every: who.every,
             members: Mutex::default(),
@@ -146,6 +151,7 @@ impl Presence {
         let mut running = JoinSet::new();
         running.spawn(keep_beating(self.clone(), stop.clone()));
         running.spawn(sweep::keep_sweeping(self.clone(), stop.clone()));
+        running.spawn(schedule::keep_ticking(self.clone(), stop.clone()));
         members.tasks = Some(Tasks { stop, running });
     }
 

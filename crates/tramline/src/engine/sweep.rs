@@ -1,7 +1,8 @@
-//! Housekeeping while something of this process runs: retention, what was deleted, dead workers, back-fills.
+//! Housekeeping while something of this process runs: retention, what was deleted, dead workers, a full store, back-fills.
 
 use crate::engine::backoff::random_share;
 use crate::engine::presence::Presence;
+use crate::engine::shed::shed;
 use crate::error::Result;
 use crate::model::id::SubscriptionId;
 use crate::store::verbs::{Sweep, Swept};
@@ -52,6 +53,7 @@ pub(crate) async fn sweep(presence: &Presence) -> Result<Swept> {
             break;
         }
     }
+    shed(presence).await?;
     look_after_tallies(presence).await?;
     sum.wake.sort_unstable();
     sum.wake.dedup();

@@ -91,7 +91,7 @@ impl Tramline {
         let name = options.name.unwrap_or_else(|| format!("{}-{:x}", std::process::id(), incarnation.0));
         let who = Identity { incarnation, name, every: options.heartbeat };
         let courier = Courier::new(store.clone(), clock.clone(), wake.clone());
-        let care = Care { courier: courier.clone(), kept: options.tallies_kept };
+        let care = Care { courier: courier.clone(), kept: options.tallies_kept, ceiling: options.ceiling };
         let inner = Inner {
             buffer: Buffer::new(emitter.clone(), clock.clone(), hooks.clone(), options.buffer),
             presence: Presence::new(store.clone(), clock.clone(), wake.clone(), who, care),
@@ -163,7 +163,8 @@ impl Tramline {
         Follow::new(self.clone(), topic.into(), after)
     }
 
-    /// Heartbeats and sweeps also while no worker runs, until the guard is dropped. Workers need no guard. Needs a Tokio runtime.
+    /// Heartbeats, sweeps and schedules also while no worker runs, until the guard is dropped. Workers need no guard. Needs a Tokio
+    /// runtime.
     pub fn housekeeping(&self) -> Housekeeping {
         Housekeeping { _membership: self.inner.presence.care() }
     }
@@ -251,7 +252,7 @@ impl Tramline {
     }
 }
 
-/// Keeps heartbeats and sweeps going; see [`Tramline::housekeeping`].
+/// Keeps heartbeats, sweeps and schedules going; see [`Tramline::housekeeping`].
 #[derive(Debug)]
 pub struct Housekeeping {
     _membership: Membership,

@@ -242,6 +242,19 @@ impl Event {
         &self.topic
     }
 
+    /// What it says, to be shown.
+    pub fn parts(&self) -> EventParts<'_> {
+        EventParts {
+            topic: &self.topic,
+            kind: &self.kind,
+            key: self.key.as_deref(),
+            payload: &self.payload,
+            content_type: &self.content_type,
+            headers: &self.headers,
+            priority: self.priority,
+        }
+    }
+
     /// Checks everything that can be known before the store is asked.
     pub(crate) fn check(&self) -> Result<()> {
         name::check("topic", &self.topic)?;
@@ -279,6 +292,25 @@ impl Event {
         let headers: usize = self.headers.iter().map(|(k, v)| k.len() + v.len() + 6).sum();
         self.payload.len() + self.kind.len() + self.key.as_ref().map_or(0, String::len) + headers + 40
     }
+}
+
+/// What an event to emit says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EventParts<'a> {
+    /// The topic it goes to.
+    pub topic: &'a str,
+    /// Its type; empty if none was given.
+    pub kind: &'a str,
+    /// The object it is about.
+    pub key: Option<&'a str>,
+    /// What it carries.
+    pub payload: &'a Bytes,
+    /// What the payload is.
+    pub content_type: &'a str,
+    /// Small named texts.
+    pub headers: &'a Headers,
+    /// From 0 (first) to 9 (last).
+    pub priority: u8,
 }
 
 /// A short text: not empty, not long, and such that databases can store it.

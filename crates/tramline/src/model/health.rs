@@ -114,6 +114,13 @@ impl Default for Health {
 }
 
 impl Health {
+    /// Takes deliveries into account of which nothing but the numbers is known. They came before what is recorded one by one.
+    pub fn count(&mut self, events: u64, batches: u64) {
+        self.sent += events;
+        self.batches += batches;
+        self.points = self.points.saturating_add(u32::try_from(batches).unwrap_or(FULL)).min(FULL);
+    }
+
     /// Takes an attempt into account. True if nothing is sent any more because of it.
     pub fn record(&mut self, attempt: &Attempt, push: &Push, now: Time) -> bool {
         if attempt.verdict == Verdict::Delivered {

@@ -70,10 +70,11 @@ impl Lane {
         self.lane == lease.lane && self.owner == Some(lease.owner) && self.epoch == lease.epoch
     }
 
-    /// True if `owner` may take from the lane now.
+    /// True if `owner` may take from the lane now. In a line of all events one batch follows the other, whoever takes it.
     pub fn is_open_to(&self, owner: Incarnation, known: &Known, now: Time) -> bool {
         let own = self.owner == Some(owner);
-        self.halted_until <= now && (!self.is_held(now) || own) && !(own && known.closed(self))
+        let may_add = own && (self.lane != LaneId::WHOLE || known.forgotten(self));
+        self.halted_until <= now && (!self.is_held(now) || may_add) && !(own && known.closed(self))
     }
 
     /// True if the lease on the lane has ended and nobody has seen to it: its time is over, or `owner`, who asks, has it in

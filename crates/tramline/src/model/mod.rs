@@ -1,20 +1,24 @@
 //! What Tramline talks about: plain values and pure decisions, no I/O.
 //!
-//! - [`event`], [`chunk`]: events, and how up to 64 of them are written as one row
+//! - [`event`], [`chunk`]: events, and how up to 64 of them are written as one row; `kept`: those that are emitted later
 //! - [`mask`], [`mod@slice`], [`status`]: what is left to do of a chunk, and what users are told
 //! - [`subscription`], [`filter`], [`retry`], [`rule`]: who consumes, which events, how failures are repeated, what stops it
 //! - [`push`], [`health`]: how events are sent to a callback, and how that goes
+//! - [`dropped`]: what a subscription will never see
 //! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
 //! - [`resequencer`]: the consumer's side of the order
 //! - [`id`], [`name`], [`pattern`], [`time`]: numbers, names and points in time
 //! - [`tally`]: sets of items that are tracked to completion
+//! - [`schedule`]: what is emitted at certain times
 //! - [`token`]: who may do what over the network
 
 pub mod chunk;
+pub mod dropped;
 pub mod event;
 pub mod filter;
 pub mod health;
 pub mod id;
+pub(crate) mod kept;
 pub mod lane;
 pub mod lease;
 pub mod mask;
@@ -25,6 +29,7 @@ pub mod push;
 pub mod resequencer;
 pub mod retry;
 pub mod rule;
+pub mod schedule;
 pub mod slice;
 pub mod status;
 pub mod subscription;

@@ -246,4 +246,12 @@ mod tests {
         let text = serde_json::to_string(&push).unwrap();
         assert_eq!(serde_json::from_str::<Push>(&text).unwrap(), push);
     }
+
+    /// Left out of what was stored, it came back as five days.
+    #[test]
+    fn one_that_is_never_disabled_is_read_as_such() {
+        let push = Push { disable_after: None, ..Push::to("https://a.example/") };
+        let text = serde_json::to_string(&push).unwrap();
+        assert_eq!(serde_json::from_str::<Push>(&text).unwrap(), push);
+    }
 }

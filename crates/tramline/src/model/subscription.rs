@@ -39,6 +39,8 @@ pub struct TopicSettings {
     pub retention: Option<Duration>,
     /// Who is in charge of it; `Some(None)`: nobody any longer.
     pub owner: Option<Option<String>>,
+    /// Who takes charge of it, unless somebody is: then that is a `Conflict`.
+    pub claim: Option<String>,
 }
 
 /// The longest name of an owner, in bytes.
@@ -48,6 +50,11 @@ impl TopicSettings {
     /// So many lanes, and nothing else.
     pub fn lanes(lanes: u32) -> TopicSettings {
         TopicSettings { lanes: Some(lanes), ..TopicSettings::default() }
+    }
+
+    /// An owner for a topic that has none.
+    pub fn claim(owner: impl Into<String>) -> TopicSettings {
+        TopicSettings { claim: Some(owner.into()), ..TopicSettings::default() }
     }
 
     /// Checks everything that can be known before the store is asked.
@@ -60,25 +67,30 @@ impl TopicSettings {
                 "use 1 to 4,096 lanes; 32 suit most topics",
             ));
         }
-        let owner = self.owner.iter().flatten().next();
-        match owner {
-            Some(owner)
-                if owner.is_empty() || owner.len() > MAX_OWNER || owner.contains(char::is_control) =>
-            {
-                Err(Error::invalid(
-                    "the owner is not a short text",
-                    "use 1 to 200 bytes without control characters, or none",
-                ))
-            }
-            _ => Ok(()),
+        let wrong =
+            |owner: &String| owner.is_empty() || owner.len() > MAX_OWNER || owner.contains(char::is_control);
+        if self.owner.iter().flatten().chain(&self.claim).any(wrong) {
+            return Err(Error::invalid(
+                "the owner is not a short text",
+                "use 1 to 200 bytes without control characters, or none",
+            ));
         }
+        Ok(())
     }
 
     /// The owner of a topic that had this one.
-    pub(crate) fn owner(&self, old: Option<&Arc<str>>) -> Option<Arc<str>> {
-        match &self.owner {
-            None => old.cloned(),
-            Some(owner) => owner.as_deref().map(Arc::from),
+    ///
+    /// # Errors
+    /// `Conflict` when it is claimed and somebody else has it.
+    pub(crate) fn owner(&self, old: Option<&Arc<str>>) -> Result<Option<Arc<str>>> {
+        match (&self.owner, &self.claim, old) {
+            (_, Some(claim), Some(old)) if **old != **claim => Err(Error::conflict(
+                "somebody else is in charge of the topic",
+                "use another topic, or let its owner give it up",
+            )),
+            (_, Some(claim), _) => Ok(Some(Arc::from(claim.as_str()))),
+            (None, None, old) => Ok(old.cloned()),
+            (Some(owner), None, _) => Ok(owner.as_deref().map(Arc::from)),
         }
     }
 }
@@ -96,6 +108,13 @@ pub struct Subscription {
     pub policy: Policy,
     /// When it was created.
     pub created_at: Time,
+}
+
+impl Subscription {
+    /// True if new events of a topic go to it.
+    pub fn takes(&self, topic: &str) -> bool {
+        self.topics.iter().any(|own| **own == *topic) && !self.policy.draining.iter().any(|own| own == topic)
+    }
 }
 
 /// How the events of a subscription are handled.
@@ -124,9 +143,20 @@ pub struct Policy {
     /// Which events of its topics it gets; from the next emit on.
     #[serde(skip_serializing_if = "Filter::is_empty")]
     pub filter: Filter,
+    /// True if older events of a key give way to the newest one, as long as nobody has claimed them.
+    #[serde(skip_serializing_if = "is_false")]
+    pub compact: bool,
+    /// Those of its topics from which it gets nothing new: what it has of them is still done.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub draining: Vec<String>,
     /// How events are sent to a callback. `None`: workers claim. That never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub push: Option<Push>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Whether events of one key run one after the other.

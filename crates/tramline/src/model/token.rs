@@ -44,6 +44,8 @@ pub struct Token {
     pub expires_at: Option<Time>,
     /// When it was last used, within a minute or so.
     pub used_at: Option<Time>,
+    /// The secret with the name that was asked for, encrypted: only of those that an admin may list with their secrets.
+    pub sealed: Option<String>,
 }
 
 impl Token {

@@ -176,8 +176,10 @@ impl EmitPlan {
                     |event: &Event| event.key.as_deref().map_or(0, |key| lane::hash(key) % topic.lanes);
                 list.sort_by_key(|(_, events)| lane(events[0]));
             }
-            for (unit, _) in &list {
-                plan.wake[*unit].extend(topic.subscriptions.iter().map(|consumer| consumer.id));
+            if !topic.has_filters() {
+                for (unit, _) in &list {
+                    plan.wake[*unit].extend(topic.subscriptions.iter().map(|consumer| consumer.id));
+                }
             }
             let events: Vec<(usize, &Event)> = list
                 .iter()
@@ -241,17 +243,33 @@ impl EmitPlan {
                 }
                 self.places[*unit].push((place, links[index]));
             }
+            let slices = slices(topic, run, spread.wrapping_add(chunk as u64));
+            if topic.has_filters() {
+                self.wake_passed(run, &slices);
+            }
             self.chunks.push(ChunkPlan {
                 topic: topic.id,
                 count: run.len() as u32,
                 encoded: encode(run.iter().map(|(_, event)| *event)),
                 prevs: links,
                 mains,
-                slices: slices(topic, run, spread.wrapping_add(chunk as u64)),
+                slices,
                 bytes: run.iter().map(|(_, event)| event.weight()).sum::<usize>() as u32,
             });
         }
         self.link_heads(heads, &firsts);
+    }
+
+    /// Where there are filters, an event gives work only to those who let it pass.
+    fn wake_passed(&mut self, run: &[(usize, &Event)], slices: &[SlicePlan]) {
+        for slice in slices {
+            for index in slice.mask.iter() {
+                let wake = &mut self.wake[run[index as usize].0];
+                if !wake.contains(&slice.subscription) {
+                    wake.push(slice.subscription);
+                }
+            }
+        }
     }
 
     /// The first event of every key follows what the key had before. Keys are numbered in sorted order, in which they will
@@ -313,6 +331,11 @@ impl TopicView {
     fn has_lanes(&self) -> bool {
         self.subscriptions.iter().any(|consumer| consumer.ordering == Ordering::Key)
     }
+
+    /// True if some subscription does not get all events.
+    fn has_filters(&self) -> bool {
+        self.subscriptions.iter().any(|consumer| !consumer.filter.is_empty())
+    }
 }
 
 /// Events of a run by lane, priority and due time: what a subscription of each ordering needs.
@@ -364,10 +387,8 @@ impl Sorts {
 /// One slice per subscription and distinct lane (if ordered), due time and priority.
 fn slices(topic: &TopicView, run: &[(usize, &Event)], spread: u64) -> Vec<SlicePlan> {
     let sorts = Sorts::of(topic, run, spread);
-    let subjects: Vec<Subject<'_>> = match topic.subscriptions.iter().any(|c| !c.filter.is_empty()) {
-        true => run.iter().map(|(_, event)| Subject::of(event)).collect(),
-        false => Vec::new(),
-    };
+    let filtered = if topic.has_filters() { run } else { &[] };
+    let subjects: Vec<Subject<'_>> = filtered.iter().map(|(_, event)| Subject::of(event)).collect();
     let tallied = |subscription, mask: Mask| {
         let items = || run.iter().enumerate().filter_map(|(at, (_, event))| Some((at as u32, event.item?)));
         items().any(|(at, item)| item.subscription == subscription && mask.contains(at))

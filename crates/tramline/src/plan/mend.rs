@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
+use crate::model::dropped::DropReason;
 use crate::model::id::{ChunkId, EventId, LaneId, SliceId, SubscriptionId};
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
@@ -62,6 +63,12 @@ pub fn remove(slice: &Slice, mask: Mask, lane: Option<&mut LaneView>, changes: &
         view.gap(event, changes);
         view.unpark(event, changes);
     }
+}
+
+/// Events that nobody has claimed go because the store is full. All of a slice: its key may go on with what is behind it.
+pub fn shed(slice: &Slice, lane: Option<&mut LaneView>, changes: &mut Changes) {
+    remove(slice, slice.mask, lane, changes);
+    changes.dropped.push((slice.chunk, slice.mask, DropReason::Shed));
 }
 
 /// The event that a key waits for may run now.

@@ -6,21 +6,26 @@
 //! - [`emit`]: how events are cut into chunks and slices
 //! - [`claim`]: which slices a claim takes where there is no order
 //! - [`lane`]: what a claim takes from a lane, and whose keys it parks
+//! - [`compact`]: what of it gives way to newer events of the same key
 //! - [`settle`]: what outcomes make of slices
 //! - [`expire`]: what becomes of a lease that nobody settled
 //! - [`release`]: what goes back when somebody gives back a part of what it has
 //! - [`mend`]: replay, drop, cancel and resend
 //! - [`tally`]: what additions, acks and seals make of a tally
+//! - [`schedule`]: what becomes of a schedule when it is put, paused or due
 
 pub mod claim;
+pub mod compact;
 pub mod emit;
 pub mod expire;
 pub mod lane;
 pub mod mend;
 pub mod release;
+pub mod schedule;
 pub mod settle;
 pub mod tally;
 
+use crate::model::dropped::DropReason;
 use crate::model::id::{ChunkId, EventId, LaneId, SliceId};
 use crate::model::lane::{Lane, hash};
 use crate::model::mask::Mask;
@@ -29,6 +34,9 @@ use crate::model::tally::Ending;
 use crate::model::time::Time;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// How many gaps of a key are remembered.
+const MOST_GAPS: usize = 1_000;
 
 /// Rows to write, in this order: `unpark`, `park`, `gaps`, `told`, `delete`, `update`, `insert`. A key may go on because one of
 /// its events is done and wait again because the next one failed, in one step.
@@ -51,6 +59,8 @@ pub struct Changes {
     pub told: Vec<(LaneId, Arc<str>, EventId)>,
     /// Events that have ended and are items of tallies.
     pub ended: Vec<(ChunkId, Mask, Ending)>,
+    /// Events that will never be seen although nobody asked for that.
+    pub dropped: Vec<(ChunkId, Mask, DropReason)>,
     /// True when events became claimable that were not before.
     pub wake: bool,
 }
@@ -160,14 +170,20 @@ impl LaneView {
         }
     }
 
-    /// Remembers that the consumer will never see `event` in its place.
+    /// Remembers that the consumer will never see `event` in its place. Of very many only the last ones are told: with them it
+    /// knows that nothing is missing before the next event.
     fn gap(&mut self, event: EventId, changes: &mut Changes) {
         let Some(key) = self.key(event).cloned() else { return };
         let gaps = self.gaps.entry(key.clone()).or_default();
         if let Err(at) = gaps.binary_search(&event) {
             gaps.insert(at, event);
             self.lane.marks += 1;
-            changes.gaps.push((self.lane.lane, key, event));
+            changes.gaps.push((self.lane.lane, key.clone(), event));
+        }
+        if gaps.len() > MOST_GAPS {
+            let oldest = gaps.remove(0);
+            self.lane.marks -= 1;
+            changes.told.push((self.lane.lane, key, oldest));
         }
     }
 

@@ -155,6 +155,9 @@ fn settle_one(
             }
         }
         Some(Next::Again { due_at, attempts, error }) => {
+            // In a line of all events a later failure does not come again before an earlier one.
+            let is_line = view.lane.lane == LaneId::WHOLE;
+            let due_at = if is_line { due_at.max(view.lane.halted_until) } else { due_at };
             let waiting = again(&part, event, due_at, attempts, error);
             join(&mut changes.insert, Slice { state: State::Waiting, ..waiting });
             changes.wake |= due_at <= now;

@@ -32,7 +32,7 @@ impl Catalog {
             lanes: topic.lanes,
             subscriptions: subscriptions
                 .iter()
-                .filter(|subscription| subscription.topics.contains(&topic.name))
+                .filter(|subscription| subscription.takes(&topic.name))
                 .map(consumer)
                 .collect(),
         };
@@ -191,7 +191,7 @@ impl Topic {
     /// The topic as it becomes by these settings.
     ///
     /// # Errors
-    /// `Conflict`: the number of lanes never changes.
+    /// `Conflict`: the number of lanes never changes, and a claim finds another owner.
     pub(crate) fn changed(&self, settings: &TopicSettings) -> Result<Topic> {
         match settings.lanes {
             Some(lanes) if lanes != self.lanes => Err(Error::conflict(
@@ -200,7 +200,7 @@ impl Topic {
             )),
             _ => Ok(Topic {
                 retention: settings.retention.unwrap_or(self.retention),
-                owner: settings.owner(self.owner.as_ref()),
+                owner: settings.owner(self.owner.as_ref())?,
                 ..self.clone()
             }),
         }

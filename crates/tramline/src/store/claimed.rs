@@ -76,14 +76,20 @@ impl RawClaim {
         self.slices.iter().map(|slice| slice.chunk).filter(|chunk| !known(chunk)).collect()
     }
 
-    /// Decodes the events of what was taken.
-    pub(crate) fn decode(mut self, catalog: &Catalog) -> Result<Claimed> {
+    /// Decodes the chunks that were read.
+    pub(crate) fn decode_chunks(&mut self, catalog: &Catalog) -> Result<()> {
         for (id, row) in &self.chunks {
             if !self.decoded.contains_key(id) {
                 let events = row.decode(&catalog.topic_name(row.topic))?;
                 self.decoded.insert(*id, events.into());
             }
         }
+        Ok(())
+    }
+
+    /// Decodes the events of what was taken.
+    pub(crate) fn decode(mut self, catalog: &Catalog) -> Result<Claimed> {
+        self.decode_chunks(catalog)?;
         let mut slices = Vec::with_capacity(self.slices.len());
         for slice in &self.slices {
             let all = self.decoded.get(&slice.chunk).map_or(&[][..], |events| &events[..]);

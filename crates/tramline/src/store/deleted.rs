@@ -57,6 +57,12 @@ pub(crate) fn given_up(slices: &[Slice]) -> impl Iterator<Item = (SubscriptionId
     pending.map(|slice| (slice.subscription, slice.chunk, slice.mask))
 }
 
+/// How many of these slices are taken in a line of all events, which counts them.
+pub(crate) fn taken_in_line(slices: &[Slice]) -> i64 {
+    let taken = |slice: &&Slice| slice.lane == LaneId::WHOLE && slice.state == State::Leased;
+    slices.iter().filter(taken).count() as i64
+}
+
 /// The lanes of a topic: from the first number to before the second.
 pub(crate) fn lanes_of(topic: TopicId) -> [i64; 2] {
     [LaneId::of(topic, 0).0, LaneId::of(TopicId(topic.0 + 1), 0).0]
@@ -64,9 +70,14 @@ pub(crate) fn lanes_of(topic: TopicId) -> [i64; 2] {
 
 /// How many of these chunks, of which the weights are known, one step may remove: at least one.
 pub(crate) fn within_a_step(weights: impl Iterator<Item = i64>) -> usize {
+    within(weights, STEP_BYTES)
+}
+
+/// How many of these weights, from the first on, have `most` in all, or a little more: at least one.
+pub(crate) fn within(weights: impl Iterator<Item = i64>, most: i64) -> usize {
     let mut sum = 0;
     let fits = |weight: &i64| {
-        let room = sum < STEP_BYTES;
+        let room = sum < most;
         sum += *weight;
         room
     };

@@ -6,8 +6,10 @@
 pub(crate) mod backfill;
 pub mod catalog;
 pub(crate) mod claimed;
+pub(crate) mod compact;
 pub(crate) mod deleted;
 pub(crate) mod driver;
+pub(crate) mod drops;
 pub(crate) mod emit;
 pub(crate) mod idempotency;
 pub(crate) mod lanes;
@@ -15,6 +17,8 @@ pub mod mysql;
 pub mod postgres;
 pub(crate) mod proven;
 pub(crate) mod push;
+pub(crate) mod schedule;
+pub(crate) mod shed;
 pub(crate) mod spare;
 pub mod sqlite;
 pub(crate) mod tally;
@@ -23,9 +27,11 @@ pub mod verbs;
 pub mod verbs_tally;
 
 use crate::error::{Error, Result};
+use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
-use crate::model::id::{EventId, SubscriptionId};
+use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
+use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
@@ -111,6 +117,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn put_topic(&self, put: PutTopic) -> Result<Topic>;
     /// All topics, by name.
     async fn topics(&self) -> Result<Vec<Topic>>;
+    /// How many events were ever emitted to each topic, by its number.
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>>;
     /// Deletes a topic with its events. `Conflict` while a subscription consumes it. It is gone at once; what it took up is free
     /// after some sweeps.
     async fn delete_topic(&self, name: &str) -> Result<()>;
@@ -206,6 +214,24 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Looks after tallies: expiry, proof that none is stuck, removal.
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies>;
 
+    /// Creates a schedule or replaces it. `Conflict` when it may not replace what has the name, or there are too many.
+    async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule>;
+    /// Puts what somebody declares and deletes what it declared before and no longer does, all or nothing. `Conflict` when a name
+    /// is of somebody else.
+    async fn declare_schedules(&self, declare: DeclareSchedules) -> Result<Vec<StoredSchedule>>;
+    /// Schedules, by name.
+    async fn schedules(&self, list: ListSchedules) -> Result<Vec<StoredSchedule>>;
+    /// A schedule.
+    async fn schedule(&self, name: &str) -> Result<Option<StoredSchedule>>;
+    /// Deletes a schedule. `NotFound`.
+    async fn delete_schedule(&self, name: &str) -> Result<()>;
+    /// Pauses or resumes a schedule; again is harmless. `NotFound`.
+    async fn pause_schedule(&self, pause: PauseSchedule) -> Result<StoredSchedule>;
+    /// Emits what a schedule emits, once and now, also while it rests. Its times stay as they are. `NotFound`.
+    async fn run_schedule(&self, run: NameSchedule) -> Result<Emission>;
+    /// Emits what is due by schedules: each run exactly once, whoever else ticks.
+    async fn tick(&self, tick: Tick) -> Result<Ticked>;
+
     /// Keeps a token. `Conflict` when its name is taken.
     async fn put_token(&self, put: PutToken) -> Result<Token>;
     /// All tokens, by name.
@@ -225,6 +251,14 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>>;
     /// Housekeeping: retention, expired entries, dead workers, claims that ended at most once, what was deleted.
     async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
+    /// How much the store holds.
+    async fn size(&self) -> Result<StoreSize>;
+    /// Makes room in a full store, step by step. What is lost by it is recorded.
+    async fn shed(&self, shed: Shed) -> Result<Shedded>;
+    /// Records of what subscriptions will never see although nobody asked for that.
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>>;
+    /// How many events that were, ever.
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>>;
     /// The store's time.
     async fn now(&self) -> Result<Time>;
     /// Writes, durably, what nobody reads: whether a store can be written is known only by trying. `Unavailable`.

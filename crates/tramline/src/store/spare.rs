@@ -119,6 +119,8 @@ mod tests {
         let used = spares.take(&pool).await.unwrap();
         spares.close();
         used.keep();
-        tokio::time::timeout(Duration::from_secs(5), pool.close()).await.expect("the pool has all connections");
+        tokio::time::timeout(Duration::from_secs(5), pool.close())
+            .await
+            .expect("the pool has all connections");
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, SubscriptionId, TallyId};
+use crate::model::kept;
 use crate::model::mask::Mask;
-use crate::model::tally::news::{self, News};
+use crate::model::tally::news::News;
 use crate::model::tally::{Ending, NewTally, TallyItem, TallyState};
 use crate::model::time::{Time, millis};
 use crate::plan::tally::{TallyRow, Tells};
@@ -66,7 +67,7 @@ fn events(tally: &NewTally) -> impl Iterator<Item = (News, String)> {
     News::EVENTS
         .into_iter()
         .zip(events)
-        .filter_map(|(news, event)| Some((news, news::write(event.as_ref()?))))
+        .filter_map(|(news, event)| Some((news, kept::write(event.as_ref()?))))
 }
 
 /// The metadata behind a note.

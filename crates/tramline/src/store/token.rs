@@ -15,6 +15,7 @@ pub(crate) struct TokenRow {
     pub(crate) created_at: i64,
     pub(crate) expires_at: Option<i64>,
     pub(crate) used_at: Option<i64>,
+    pub(crate) sealed: Option<String>,
 }
 
 impl TokenRow {
@@ -31,6 +32,7 @@ impl TokenRow {
             created_at: now.0,
             expires_at: token.expires_at.map(|time| time.0),
             used_at: None,
+            sealed: token.sealed.clone(),
         })
     }
 
@@ -47,6 +49,7 @@ impl TokenRow {
             created_at: Time(self.created_at),
             expires_at: self.expires_at.map(Time),
             used_at: self.used_at.map(Time),
+            sealed: self.sealed,
         })
     }
 }

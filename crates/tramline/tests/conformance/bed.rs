@@ -8,13 +8,16 @@ use tramline::model::event::Emitted;
 use tramline::store::Store;
 
 pub(crate) use tramline::error::{Kind, Result};
+pub(crate) use tramline::model::dropped::{DropReason, DropRecord};
 pub(crate) use tramline::model::event::Event;
 pub(crate) use tramline::model::id::{EventId, Incarnation, SubscriptionId, TallyId};
 pub(crate) use tramline::model::lane::{Held, Known, Share};
 pub(crate) use tramline::model::lease::Lease;
 pub(crate) use tramline::model::outcome::Outcome;
+pub(crate) use tramline::model::push::Push;
 pub(crate) use tramline::model::retry::Retry;
 pub(crate) use tramline::model::rule::RuleKind;
+pub(crate) use tramline::model::schedule::{Missed, Schedule, StoredSchedule};
 pub(crate) use tramline::model::status::{Counts, Status};
 pub(crate) use tramline::model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, Topic, TopicSettings, WhileRetrying,
@@ -243,6 +246,48 @@ impl Bed {
         let week = seconds(7 * 24 * 3600);
         let sweep = SweepTallies { keep_open: week, keep_sealed: week, limit: 100, now: self.now() };
         self.store.sweep_tallies(sweep).await.unwrap()
+    }
+
+    pub(crate) async fn put_schedule(&self, schedule: Schedule) -> StoredSchedule {
+        let put = PutSchedule { schedule, paused: None, over: Over::Anything, now: self.now() };
+        self.store.put_schedule(put).await.unwrap()
+    }
+
+    pub(crate) async fn schedule(&self, name: &str) -> StoredSchedule {
+        self.store.schedule(name).await.unwrap().unwrap()
+    }
+
+    pub(crate) async fn pause_schedule(&self, name: &str, paused: bool) -> StoredSchedule {
+        let pause = PauseSchedule { name: name.into(), paused, now: self.now() };
+        self.store.pause_schedule(pause).await.unwrap()
+    }
+
+    /// Ticks until nothing is due any longer; what somebody else has locked is waited for. Gives how many events that were.
+    pub(crate) async fn tick(&self) -> u64 {
+        let mut events = 0;
+        loop {
+            let ticked = self.store.tick(Tick { limit: 100, now: self.now() }).await.unwrap();
+            events += ticked.events;
+            if !ticked.more && ticked.next.is_none_or(|next| next > self.time()) {
+                return events;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// For which times the events of a topic were scheduled.
+    pub(crate) async fn scheduled(&self, topic: &str) -> Vec<String> {
+        let mut after = EventId(0);
+        let mut times = Vec::new();
+        loop {
+            let read = ReadLog { topic: topic.into(), after, limit: 1000 };
+            let Ok(page) = self.store.read_log(read).await else { return times };
+            if page.events.is_empty() {
+                return times;
+            }
+            times.extend(page.events.iter().map(|event| event.headers["tramline-scheduled-at"].clone()));
+            after = page.next;
+        }
     }
 
     /// Changes the tables behind the store's back, with a statement that all databases know. False if that cannot be done.
@@ -505,6 +550,17 @@ pub(crate) fn ordered() -> Policy {
 /// Ordered by key; the first failure is the last one.
 pub(crate) fn ordered_or(on_exhausted: OnExhausted) -> Policy {
     Policy { retry: Retry::never(), on_exhausted, ..ordered() }
+}
+
+/// Sent to a callback, without order: two retries, a minute apart.
+pub(crate) fn pushed() -> Policy {
+    let push = Some(Push::to("https://example.org/hook"));
+    Policy { push, retry: Retry::constant(3, seconds(60)), ..Policy::default() }
+}
+
+/// The same in the order of arrival.
+pub(crate) fn arrival() -> Policy {
+    Policy { ordering: Ordering::Subscriber, ..pushed() }
 }
 
 pub(crate) fn at_most_once() -> Policy {

@@ -7,6 +7,8 @@ conformance![
     the_lanes_of_a_topic_never_change,
     the_retention_of_a_topic_can_change,
     a_topic_has_an_owner_who_can_change_and_leave,
+    a_topic_is_claimed_once,
+    of_many_who_claim_a_topic_one_gets_it,
     topics_are_listed_by_name,
     a_topic_cannot_be_deleted_while_it_is_consumed,
     a_deleted_topic_is_gone_with_its_events,
@@ -24,6 +26,7 @@ conformance![
     a_lease_of_before_is_worth_nothing_in_a_recreated_subscription,
     a_topic_that_is_no_longer_consumed_takes_its_work_along,
     a_topic_can_be_added_to_a_subscription,
+    a_topic_that_is_draining_gives_nothing_new_and_keeps_what_there_is,
     no_emit_misses_a_subscription_that_was_just_created,
     what_does_not_exist_cannot_be_deleted,
 ];
@@ -31,7 +34,7 @@ conformance![
 fn topic(name: &str, lanes: Option<u32>, retention: Option<u64>) -> PutTopic {
     PutTopic {
         name: name.into(),
-        settings: TopicSettings { lanes, retention: retention.map(seconds), owner: None },
+        settings: TopicSettings { lanes, retention: retention.map(seconds), ..TopicSettings::default() },
         now: Some(Time(1_800_000_000_000)),
     }
 }
@@ -79,6 +82,42 @@ async fn a_topic_has_an_owner_who_can_change_and_leave(bed: Bed) {
     assert_eq!(listed().await.as_deref(), Some("Zoë"));
     assert_eq!(owner(bed.store.put_topic(owned(None)).await.unwrap()), None);
     assert_eq!(listed().await, None);
+}
+
+fn claimed(topic: &str, by: &str) -> PutTopic {
+    PutTopic { name: topic.into(), settings: TopicSettings::claim(by), now: None }
+}
+
+async fn a_topic_is_claimed_once(bed: Bed) {
+    let claim = |by: &'static str| bed.store.put_topic(claimed("a", by));
+    assert_eq!(claim("ann").await.unwrap().owner.as_deref(), Some("ann"), "it is created too");
+    assert_eq!(claim("bob").await.unwrap_err().kind(), Kind::Conflict);
+    assert_eq!(claim("ann").await.unwrap().owner.as_deref(), Some("ann"), "again is harmless");
+    bed.store.put_topic(owned(None)).await.unwrap();
+    assert_eq!(claim("bob").await.unwrap().owner.as_deref(), Some("bob"));
+    assert_eq!(claim("").await.unwrap_err().kind(), Kind::Invalid);
+}
+
+async fn of_many_who_claim_a_topic_one_gets_it(bed: Bed) {
+    let twin = bed.twin().await;
+    for topic in ["new", "there"] {
+        if topic == "there" {
+            bed.store.put_topic(PutTopic { name: topic.into(), ..owned(None) }).await.unwrap();
+        }
+        let names: Vec<String> = (0..8).map(|number| format!("client-{number}")).collect();
+        let claims = names.iter().enumerate().map(|(at, name)| {
+            let store = if at % 2 == 0 { &bed.store } else { &twin.store };
+            store.put_topic(claimed(topic, name))
+        });
+        let answers = futures_util::future::join_all(claims).await;
+        let got: Vec<&String> =
+            names.iter().zip(&answers).filter(|(_, it)| it.is_ok()).map(|(name, _)| name).collect();
+        assert_eq!(got.len(), 1, "{answers:?}");
+        assert!(answers.iter().flat_map(|it| it.as_ref().err()).all(|error| error.kind() == Kind::Conflict));
+        let owner =
+            bed.store.topics().await.unwrap().into_iter().find(|it| *it.name == *topic).unwrap().owner;
+        assert_eq!(owner.as_deref(), Some(got[0].as_str()));
+    }
 }
 
 async fn topics_are_listed_by_name(bed: Bed) {
@@ -268,6 +307,21 @@ async fn a_topic_can_be_added_to_a_subscription(bed: Bed) {
     let after = bed.emit(Event::new("b", "x")).await;
     queue.backfill().await;
     assert_eq!(sorted(queue.drain().await), [before, after]);
+}
+
+async fn a_topic_that_is_draining_gives_nothing_new_and_keeps_what_there_is(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &["a", "b"], policy.clone()).await;
+        let kept = bed.emit(Event::new("a", "x").key("k")).await;
+        let draining = Policy { draining: vec!["a".into()], ..policy.clone() };
+        bed.queue_named(name, &["a", "b"], draining).await;
+        bed.twin().await.emit(Event::new("a", "x").key("k")).await;
+        let other = bed.emit(Event::new("b", "x").key("k")).await;
+        assert_eq!(sorted(queue.drain().await), [kept, other], "{name}");
+        bed.queue_named(name, &["a", "b"], policy).await;
+        let back = bed.emit(Event::new("a", "x").key("k")).await;
+        assert_eq!(queue.drain().await, [back], "{name}");
+    }
 }
 
 /// Trap: an emit that read the old list of subscriptions.

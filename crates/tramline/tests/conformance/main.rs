@@ -28,14 +28,18 @@ macro_rules! conformance {
     };
 }
 
+mod arrival;
 mod at_most_once;
 mod backfill;
 mod bed;
 mod catalog;
 mod claim;
+mod compact;
 mod dead;
 mod deletion;
+mod drops;
 mod emit;
+mod filters;
 mod idempotency;
 mod leases;
 mod log;
@@ -43,7 +47,10 @@ mod order;
 mod parked;
 mod retention;
 mod rules;
+mod schedule_ticks;
+mod schedules;
 mod settle;
+mod shed;
 #[path = "../stores/mod.rs"]
 mod stores;
 mod suspects;

@@ -5,6 +5,7 @@ use tramline::{Scope, Token};
 
 conformance![
     a_token_is_kept_as_it_was_given,
+    a_sealed_secret_is_kept_with_its_token,
     tokens_are_listed_by_name,
     a_name_is_given_once,
     a_deleted_token_is_gone_and_its_name_free,
@@ -22,6 +23,7 @@ fn token(name: &str) -> Token {
         created_at: Time(0),
         expires_at: Some(Time(5)),
         used_at: None,
+        sealed: None,
     }
 }
 
@@ -33,6 +35,15 @@ async fn a_token_is_kept_as_it_was_given(bed: Bed) {
     let kept = put(&bed, token("ci")).await.unwrap();
     assert_eq!(kept, Token { created_at: bed.time(), ..token("ci") });
     assert_eq!(bed.twin().await.store.tokens().await.unwrap(), [kept]);
+}
+
+async fn a_sealed_secret_is_kept_with_its_token(bed: Bed) {
+    let sealed = Token { sealed: Some("s1.key.text".into()), ..token("shown") };
+    let kept = put(&bed, sealed.clone()).await.unwrap();
+    assert_eq!(kept.sealed, sealed.sealed);
+    put(&bed, token("hidden")).await.unwrap();
+    let listed = bed.twin().await.store.tokens().await.unwrap();
+    assert_eq!([&listed[0].sealed, &listed[1].sealed], [&None, &sealed.sealed]);
 }
 
 async fn tokens_are_listed_by_name(bed: Bed) {

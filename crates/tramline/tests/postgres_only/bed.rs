@@ -66,7 +66,10 @@ impl Private {
     }
 
     pub(crate) async fn subscribe(&self, name: &str, ordering: Ordering) -> Subscription {
-        let policy = Policy { ordering, ..Policy::default() };
+        self.subscribe_with(name, Policy { ordering, ..Policy::default() }).await
+    }
+
+    pub(crate) async fn subscribe_with(&self, name: &str, policy: Policy) -> Subscription {
         let topics = vec!["t".to_owned()];
         let put = PutSubscription { name: name.into(), topics, policy, start: Start::Beginning, now: None };
         self.store.put_subscription(put).await.unwrap()

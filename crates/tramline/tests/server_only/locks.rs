@@ -8,8 +8,10 @@ use tramline::model::id::EventId;
 use tramline::model::lease::Lease;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
-use tramline::store::verbs::{Claimed, Emission, Emit, Extend, Extended, LogPage};
-use tramline::{Event, Result};
+use tramline::store::verbs::{
+    Claimed, Emission, Emit, Extend, Extended, FindEvent, LogPage, Over, PutSchedule, Tick,
+};
+use tramline::{Event, Result, Schedule};
 
 /// Trap 5: somebody's open transaction has locked a key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,6 +43,33 @@ async fn a_locked_key_holds_up_nobody_else() {
     let stuck: Vec<&Emission> = [1, 4].map(|at: usize| answers[at].as_ref().unwrap()).into();
     assert_eq!(stuck[0].events[0].prev, Some(first.events[0].id));
     assert_eq!(stuck[1].events[0].prev, Some(stuck[0].events[0].id));
+    store.close().await;
+}
+
+/// Somebody's open transaction has locked the key of one schedule: the others run, and it runs when it can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schedule_whose_key_is_locked_holds_up_no_other() {
+    let store = Private::open().await;
+    let now = store.now().await.unwrap();
+    for key in ["a", "stuck", "z"] {
+        let schedule = Schedule::every(key, Duration::from_secs(60), event(key));
+        let put = PutSchedule { schedule, paused: None, over: Over::Anything, now: Some(now) };
+        store.put_schedule(put).await.unwrap();
+    }
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    let first = store.emit_in(&mut tx, [event("stuck")]).await.unwrap();
+    let due = now.after(Duration::from_secs(60));
+    let tick = || store.tick(Tick { limit: 100, now: Some(due) });
+    let ticked = tick().await.unwrap();
+    assert_eq!((ticked.events, ticked.next, ticked.more), (2, Some(due), false));
+    assert_eq!(tick().await.unwrap().events, 0);
+    tx.commit().await.unwrap();
+    assert_eq!(tick().await.unwrap().events, 1);
+    let id = store.schedule("stuck").await.unwrap().unwrap().last_event.unwrap();
+    let found = store.event(FindEvent { id, now: None }).await.unwrap().unwrap();
+    assert_eq!(found.event.prev, Some(first.events[0].id));
+    assert_eq!(tick().await.unwrap().next, Some(due.after(Duration::from_secs(60))));
     store.close().await;
 }
 

@@ -19,8 +19,8 @@ use tramline::model::token::Token;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
-    Added, Clock, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown, SqliteStore, Store,
-    Subscription, SubscriptionId, Tally, Time, Topic, Tramline,
+    Added, Clock, DropRecord, Error, EventId, Kind, ManualClock, NoHooks, Options, Result, Shutdown,
+    SqliteStore, Store, StoredSchedule, Subscription, SubscriptionId, Tally, Time, Topic, TopicId, Tramline,
 };
 
 /// Where manual clocks start.
@@ -197,6 +197,9 @@ impl Store for Disturbed {
     async fn topics(&self) -> Result<Vec<Topic>> {
         self.inner.topics().await
     }
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>> {
+        self.inner.topic_totals().await
+    }
     async fn delete_topic(&self, name: &str) -> Result<()> {
         self.inner.delete_topic(name).await
     }
@@ -323,6 +326,30 @@ impl Store for Disturbed {
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
         self.pass("sweep_tallies", self.inner.sweep_tallies(sweep)).await
     }
+    async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule> {
+        self.inner.put_schedule(put).await
+    }
+    async fn declare_schedules(&self, declare: DeclareSchedules) -> Result<Vec<StoredSchedule>> {
+        self.inner.declare_schedules(declare).await
+    }
+    async fn schedules(&self, list: ListSchedules) -> Result<Vec<StoredSchedule>> {
+        self.inner.schedules(list).await
+    }
+    async fn schedule(&self, name: &str) -> Result<Option<StoredSchedule>> {
+        self.inner.schedule(name).await
+    }
+    async fn delete_schedule(&self, name: &str) -> Result<()> {
+        self.inner.delete_schedule(name).await
+    }
+    async fn pause_schedule(&self, pause: PauseSchedule) -> Result<StoredSchedule> {
+        self.inner.pause_schedule(pause).await
+    }
+    async fn run_schedule(&self, run: NameSchedule) -> Result<Emission> {
+        self.inner.run_schedule(run).await
+    }
+    async fn tick(&self, tick: Tick) -> Result<Ticked> {
+        self.pass("tick", self.inner.tick(tick)).await
+    }
     async fn put_token(&self, put: PutToken) -> Result<Token> {
         self.inner.put_token(put).await
     }
@@ -349,6 +376,18 @@ impl Store for Disturbed {
     }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.inner.sweep(sweep).await
+    }
+    async fn size(&self) -> Result<StoreSize> {
+        self.inner.size().await
+    }
+    async fn shed(&self, shed: Shed) -> Result<Shedded> {
+        self.inner.shed(shed).await
+    }
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
+        self.inner.drops(list).await
+    }
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>> {
+        self.inner.drop_totals().await
     }
     async fn now(&self) -> Result<Time> {
         self.inner.now().await

@@ -5,7 +5,7 @@ use crate::cli::Cx;
 use crate::cli::dead::Page;
 use crate::cli::failure::Failure;
 use crate::cli::list::next;
-use crate::cli::print::{Column, bold, cell, clean};
+use crate::cli::print::{Column, cell};
 use crate::cli::value;
 use serde_json::{Value, json};
 
@@ -70,14 +70,8 @@ const FIELDS: [&str; 19] = [
 /// `tramline tally get`.
 pub(super) async fn get(cx: Cx, which: Which) -> Result<(), Failure> {
     let tally = cx.client.get(&["v1", "tallies", &which.tally], &[]).await?;
-    if cx.print.json() {
-        return cx.print.text(&tally.to_string());
-    }
-    for name in FIELDS.iter().filter(|name| tally.get(**name).is_some_and(|value| !value.is_null())) {
-        let line = format!("{name}: {}", clean(&cell(&tally[*name])));
-        cx.print.text(&if cx.print.terminal() { line.replacen(name, &bold(name), 1) } else { line })?;
-    }
-    Ok(())
+    let known: Vec<&str> = FIELDS.into_iter().filter(|name| !tally[*name].is_null()).collect();
+    cx.print.fields(&tally, &known)
 }
 
 /// `tramline tally list`.

@@ -12,6 +12,7 @@ mod estimated;
 mod exact;
 mod outcome;
 
+use crate::compat::served::Served;
 use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
@@ -21,10 +22,8 @@ use crate::http::tallies::{FILL, access};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::FromRequestParts;
-use axum::handler::Handler;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode};
-use axum::routing::{MethodFilter, on};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -66,27 +65,6 @@ fn served() -> Served {
         .on(Method::POST, "/api/v1/batch/estimated/{id}/close", estimated::close)
         .on(Method::GET, "/api/v1/batch/estimated/{id}", estimated::get)
         .on(Method::DELETE, "/api/v1/batch/estimated/{id}", estimated::delete)
-}
-
-/// Routes as they are gathered.
-#[derive(Default)]
-struct Served {
-    router: Router<Shared>,
-    list: Vec<(Method, &'static str)>,
-}
-
-impl Served {
-    fn on<H: Handler<T, Shared>, T: 'static>(
-        mut self,
-        method: Method,
-        path: &'static str,
-        handler: H,
-    ) -> Served {
-        let filter = MethodFilter::try_from(method.clone()).unwrap_or(MethodFilter::POST);
-        self.router = self.router.route(path, on(filter, handler));
-        self.list.push((method, path));
-        self
-    }
 }
 
 /// A batch to create.

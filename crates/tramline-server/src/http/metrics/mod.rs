@@ -8,8 +8,10 @@ mod page;
 
 pub(crate) use page::{__path_metrics, metrics};
 
+use crate::compat::routemaster::traffic::Traffic;
 use axum::http::StatusCode;
 use family::{Counter, Family, Histogram};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::Duration;
 use tramline::store::verbs::Claimed;
@@ -32,6 +34,8 @@ pub(crate) struct Metrics {
     answers: Family<Counter>,
     pub(crate) refused: Family<Counter>,
     pub(crate) connections: AtomicI64,
+    /// What Routemaster's metrics are made of, where they are wanted.
+    pub(crate) traffic: OnceLock<Traffic>,
 }
 
 impl Metrics {

@@ -105,6 +105,26 @@ impl Page {
         self.text.push_str(&ages);
         self.text.push_str(&figures::metrics(app, &self.caller).await?);
         self.text.push_str(&push::figures::metrics(app, &self.visible).await?);
+        self.drops(app, all).await?;
+        if self.caller.everywhere().is_ok() {
+            let size = app.ask(app.tram.store().size()).await?;
+            self.head("store_bytes", "How much the store holds", "gauge");
+            self.line("store_bytes", "", size.bytes);
+        }
+        Ok(())
+    }
+
+    /// Kept by the store, so the same on every node.
+    async fn drops(&mut self, app: &App, all: &[Subscription]) -> Answer<()> {
+        self.head("dropped_events_total", "Events that subscriptions will never see", "counter");
+        for total in app.ask(app.tram.store().drop_totals()).await? {
+            let whose = all.iter().find(|one| one.id == total.subscription);
+            let Some(labels) = whose.and_then(|one| self.labels(Of::Subscription, &one.name)) else {
+                continue;
+            };
+            let labels = format!("{labels},reason=\"{}\"", total.reason.as_str());
+            self.line("dropped_events_total", &labels, total.events);
+        }
         Ok(())
     }
 

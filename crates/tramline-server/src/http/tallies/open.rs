@@ -57,26 +57,26 @@ pub(crate) struct OpenIn {
     parent: Option<Object<ParentIn>>,
 }
 
-/// An event that a tally emits by itself.
+/// An event that is emitted by itself, when it is time.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewsIn {
-    topic: String,
+    pub(crate) topic: String,
     /// Any JSON up to 64 KiB; null unless set
     #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
-    payload: Option<Box<RawValue>>,
+    pub(crate) payload: Option<Box<RawValue>>,
     #[serde(rename = "type")]
-    kind: Option<String>,
-    key: Option<String>,
+    pub(crate) kind: Option<String>,
+    pub(crate) key: Option<String>,
     #[serde(default)]
     #[schema(value_type = std::collections::BTreeMap<String, String>)]
-    headers: Headers,
+    pub(crate) headers: Headers,
     /// Not before this long after it is stored
-    delay_ms: Option<u64>,
+    pub(crate) delay_ms: Option<u64>,
     /// From 0 (first) to 9 (last); 5 unless set
     #[schema(maximum = 9)]
-    priority: Option<u8>,
+    pub(crate) priority: Option<u8>,
 }
 
 /// An item of another tally.
@@ -214,7 +214,7 @@ fn scoped(topic: Option<&str>, key: &str) -> String {
 }
 
 impl NewsIn {
-    fn event(self) -> Answer<Event> {
+    pub(crate) fn event(self) -> Answer<Event> {
         let payload = self.payload.map_or_else(|| "null".to_owned(), |payload| payload.get().to_owned());
         let mut event = Event::new(self.topic, payload).content_type(JSON);
         if let Some(kind) = self.kind {

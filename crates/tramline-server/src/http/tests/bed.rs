@@ -71,7 +71,10 @@ impl Bed {
     pub(super) async fn with(config: Config) -> Bed {
         let tram = Tramline::open("sqlite::memory:").await.unwrap();
         let access = Access::open(tram.store().clone(), config.root_token.as_deref(), true).await.unwrap();
-        let app = App::new(tram, config, access, Arc::new(Metrics::default()));
+        Bed::of(App::new(tram, config, access, Arc::new(Metrics::default())))
+    }
+
+    pub(super) fn of(app: Shared) -> Bed {
         let router = routes::router(app.clone());
         Bed { app, api: openapi::describe(), router }
     }

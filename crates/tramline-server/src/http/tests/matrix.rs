@@ -11,7 +11,7 @@ const ROLES: &[&str] = &["publish", "consume", "manage", "admin"];
 /// The word that a tenant must never see.
 const FOREIGN: &str = "rival";
 
-/// Two tenants, each with a topic, a subscription and an event; and subscriptions that consume the second's topic under a name of
+/// Two tenants, each with a topic, a subscription, a schedule and an event; and subscriptions that consume the second's topic under a name of
 /// the first.
 struct Tenants {
     bed: Bed,
@@ -34,6 +34,8 @@ impl Tenants {
             let emitted = bed.post(&path, event).await.good();
             let id = emitted["events"][0]["id"].as_str().unwrap().to_owned();
             events.insert(name, id);
+            let path = format!("/v1/schedules/{}", name.replace('/', "%2F"));
+            bed.put(&path, json!({"cron": "@daily", "topic": name})).await.good();
             let tally = open(&bed, json!({"topic": name, "user_key": name})).await;
             let counter = open(&bed, json!({"topic": name, "estimated": true})).await;
             tallies.insert(name, [tally, counter]);
@@ -143,6 +145,7 @@ fn body(route: &Route, name: &str) -> Value {
 pub(super) fn body_for(path: &str, name: &str) -> Value {
     match path.rsplit('/').next().unwrap() {
         "events" => json!({"payload": 1}),
+        "{name}" if path.contains("schedules") => json!({"every_ms": 60_000, "topic": name}),
         "{name}" => json!({"topics": [name]}),
         "settle" => json!({"results": []}),
         "extend" | "release" if path.contains("parked") => json!({"all": true}),

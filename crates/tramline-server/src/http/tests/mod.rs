@@ -2,6 +2,7 @@
 
 mod bed;
 mod carlyle;
+mod drops;
 mod emitting;
 mod figures;
 mod following;
@@ -9,6 +10,8 @@ mod matrix;
 mod openapi;
 mod push;
 mod refusals;
+mod routemaster;
+mod schedules;
 mod tallies;
 mod tally_events;
 mod tally_tokens;

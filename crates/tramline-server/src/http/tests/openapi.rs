@@ -8,13 +8,21 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use utoipa::openapi::path::PathItem;
 
-/// All that the contract fixes, but for schedules; and what is offered beyond it.
+/// All that the contract fixes, and what is offered beyond it.
 const CONTRACT: &[&str] = &[
     "GET /health/live",
     "GET /health/ready",
     "GET /metrics",
+    "GET /v1/drops",
     "GET /v1/events/{id}",
     "POST /v1/events/{id}/cancel",
+    "GET /v1/schedules",
+    "DELETE /v1/schedules/{name}",
+    "GET /v1/schedules/{name}",
+    "PUT /v1/schedules/{name}",
+    "POST /v1/schedules/{name}/pause",
+    "POST /v1/schedules/{name}/resume",
+    "POST /v1/schedules/{name}/run",
     "GET /v1/stats",
     "GET /v1/subscriptions",
     "DELETE /v1/subscriptions/{name}",

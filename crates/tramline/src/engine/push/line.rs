@@ -1,6 +1,6 @@
 //! One push subscription: waits until a batch is to go, claims it, sends it.
 
-use super::batch::cut;
+use super::batch::{Batch, cut};
 use super::gather::{Bucket, Go, decide};
 use super::scribe::{self, Scribe};
 use super::standing::Standing;
@@ -9,24 +9,74 @@ use crate::engine::backoff::Outage;
 use crate::engine::remote::Take;
 use crate::error::{Kind, Result};
 use crate::model::id::Incarnation;
+use crate::model::lease::Lease;
 use crate::model::subscription::Ordering;
 use crate::store::verbs::{Claimed, Gather, Steer, SteerPush};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering as Atomic};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// How many events one claim takes at most, and about how much they weigh.
 const MOST: u32 = 4_096;
 const MOST_BYTES: usize = 4 << 20;
+/// How many batches are claimed ahead, for each request that may be under way, where the receiver answers within this time.
+const AHEAD: usize = 4;
+const QUICK: Duration = Duration::from_millis(100);
+/// How many requests may have their outcome unwritten, for each that may be under way.
+const UNWRITTEN: usize = 16;
+/// For how long a claimed batch may wait before it is sent.
+const GOOD_FOR: Duration = Duration::from_secs(3);
 
 pub(super) struct Line {
     shared: Arc<Shared>,
     standing: watch::Receiver<Standing>,
     scribe: Arc<Scribe>,
-    sending: JoinSet<()>,
+    /// Requests, until what came of them is written back; each gives how long it took.
+    sending: JoinSet<Duration>,
+    /// How many of them are still waiting for their answer.
+    under_way: Arc<UnderWay>,
+    /// Batches that are claimed and not sent yet.
+    hand: VecDeque<Held>,
+    /// Whether the last request was answered at once.
+    is_quick: bool,
     bucket: Bucket,
+}
+
+/// A claimed batch, and until when it may be sent: its lease is as long as a request may take, and a little more.
+struct Held {
+    batch: Batch,
+    good_until: Duration,
+}
+
+/// Requests that wait for their answer.
+#[derive(Debug, Default)]
+struct UnderWay {
+    count: AtomicUsize,
+    left: Notify,
+}
+
+impl UnderWay {
+    fn enter(this: &Arc<UnderWay>) -> Place {
+        this.count.fetch_add(1, Atomic::SeqCst);
+        Place(this.clone())
+    }
+
+    fn count(&self) -> usize {
+        self.count.load(Atomic::SeqCst)
+    }
+}
+
+struct Place(Arc<UnderWay>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Atomic::SeqCst);
+        self.0.left.notify_one();
+    }
 }
 
 /// What a line does next.
@@ -41,7 +91,16 @@ enum Next {
 
 impl Line {
     pub(super) fn new(shared: Arc<Shared>, standing: watch::Receiver<Standing>, scribe: Arc<Scribe>) -> Line {
-        Line { shared, standing, scribe, sending: JoinSet::new(), bucket: Bucket::default() }
+        Line {
+            shared,
+            standing,
+            scribe,
+            sending: JoinSet::new(),
+            under_way: Arc::default(),
+            hand: VecDeque::new(),
+            is_quick: false,
+            bucket: Bucket::default(),
+        }
     }
 
     /// Runs until it is stopped or its subscription is gone; then requests that are under way may take `grace` to finish.
@@ -72,10 +131,12 @@ impl Line {
                 () = stop.cancelled() => {}
                 () = listener.wait() => {}
                 known = self.standing.changed() => if known.is_err() { break },
-                Some(_) = self.sending.join_next() => {}
+                Some(ended) = self.sending.join_next() => self.pace(ended.ok()),
+                () = self.under_way.left.notified() => {}
                 () = clock.sleep_until(until) => {}
             }
         }
+        self.give_back(|_| true).await;
         let ended = async { while self.sending.join_next().await.is_some() {} };
         if tokio::time::timeout(grace, ended).await.is_err() {
             tracing::warn!("requests that were still under way are sent again when their lease ends");
@@ -84,34 +145,52 @@ impl Line {
     }
 
     async fn step(&mut self, stop: &CancellationToken) -> Result<Next> {
-        while self.sending.try_join_next().is_some() {}
+        while let Some(ended) = self.sending.try_join_next() {
+            self.pace(ended.ok());
+        }
         self.scribe.catch_up().await;
         let standing = self.standing.borrow_and_update().clone();
         let clock = self.shared.tram.clock();
         if let Some(until) = standing.closed_until(clock) {
+            self.give_back(|_| true).await;
             return Ok(Next::Until(until));
         }
-        let free = standing.width().saturating_sub(self.sending.len());
-        if free == 0 {
+        let free = standing.width().saturating_sub(self.under_way.count());
+        if free == 0 || self.sending.len() >= standing.width() * UNWRITTEN {
             return Ok(Next::Wait);
         }
-        let wanted = match self.wanted(&standing, free).await? {
+        if self.hand.is_empty() {
+            match self.fill(&standing, free, stop).await? {
+                Next::Again => {}
+                next => return Ok(next),
+            }
+        }
+        self.send(&standing, free, stop).await;
+        Ok(Next::Again)
+    }
+
+    /// Claims what is to be sent next. [`Next::Again`]: there is something in hand, or may be soon.
+    async fn fill(&mut self, standing: &Standing, free: usize, stop: &CancellationToken) -> Result<Next> {
+        let wanted = match self.wanted(standing, free).await? {
             Go::Now(events) => events,
             Go::At(reading) => return Ok(Next::Until(reading)),
             Go::Nothing => return Ok(Next::Wait),
         };
-        let Some(room) = self.room(wanted.div_ceil(standing.push.batch_size()) as usize, stop).await else {
-            return Ok(Next::Wait);
-        };
         if standing.is_to_be_asked() {
-            return self.ask(&standing).await;
+            return match self.room(1, stop).await {
+                Some(_room) => self.ask(standing).await,
+                None => Ok(Next::Wait),
+            };
         }
-        let wanted = wanted.min(standing.push.batch_size().saturating_mul(room.len() as u32));
-        let claimed = self.claim(&standing, wanted).await?;
+        let claimed = self.claim(standing, wanted).await?;
         if claimed.slices.is_empty() {
-            return self.nothing(&standing, &claimed).await;
+            return self.nothing(standing, &claimed).await;
         }
-        self.send(&standing, claimed, room);
+        let good_until = self.shared.tram.clock().reading() + GOOD_FOR;
+        for batch in cut(claimed, standing.push.batch_size()) {
+            self.bucket.take(batch.events.len() as u32);
+            self.hand.push_back(Held { batch, good_until });
+        }
         Ok(Next::Again)
     }
 
@@ -119,8 +198,11 @@ impl Line {
     async fn wanted(&mut self, standing: &Standing, free: usize) -> Result<Go> {
         let clock = self.shared.tram.clock();
         let size = standing.push.batch_size();
-        // Where there is no order, one claim is for several requests. Else what one claim takes must not be under way twice.
-        let batches = if standing.subscription.policy.ordering == Ordering::None { free as u32 } else { 1 };
+        // Where there is no order, one claim is for several requests, and some more if the receiver is quick. Else what one
+        // claim takes must not be under way twice.
+        let unordered = standing.subscription.policy.ordering == Ordering::None;
+        let ahead = if self.is_quick { standing.width() * AHEAD } else { 0 };
+        let batches = if unordered { (free + ahead) as u32 } else { 1 };
         let most = size.saturating_mul(batches).min(MOST.max(size));
         let room = match self.bucket.allowance(standing.push.rate, most, clock.reading()) {
             Ok(events) => events,
@@ -175,18 +257,53 @@ impl Line {
         })
     }
 
-    fn send(&mut self, standing: &Standing, claimed: Claimed, room: Vec<OwnedSemaphorePermit>) {
-        let mut room = room.into_iter();
-        for batch in cut(claimed, standing.push.batch_size()) {
-            self.bucket.take(batch.events.len() as u32);
-            let permit = room.next();
+    /// Sends as many batches from the hand as there is room for.
+    async fn send(&mut self, standing: &Standing, free: usize, stop: &CancellationToken) {
+        let now = self.shared.tram.clock().reading();
+        self.give_back(|held| held.good_until < now).await;
+        let batches = free.min(self.hand.len());
+        if batches == 0 {
+            return;
+        }
+        let Some(room) = self.room(batches, stop).await else { return };
+        for (permit, held) in
+            room.into_iter().zip(self.hand.drain(..batches.min(self.hand.len())).collect::<Vec<_>>())
+        {
             let (shared, scribe, standing) = (self.shared.clone(), self.scribe.clone(), standing.clone());
+            let place = UnderWay::enter(&self.under_way);
             self.sending.spawn(async move {
-                let (judged, attempt) = send::send(&shared, &standing, &batch).await;
+                let (judged, attempt) = send::send(&shared, &standing, &held.batch).await;
+                let latency = attempt.latency;
                 drop(permit);
-                scribe.report(batch, judged, attempt).await;
+                // Where there is order, what follows waits until this is written back; else the next one goes at once.
+                let place = Some(place).filter(|_| standing.subscription.policy.is_ordered());
+                scribe.report(held.batch, judged, attempt).await;
+                drop(place);
+                latency
             });
         }
+    }
+
+    /// Gives claimed batches back that are not to be sent.
+    async fn give_back(&mut self, unwanted: impl Fn(&Held) -> bool) {
+        let (back, kept): (Vec<Held>, VecDeque<Held>) = {
+            let (back, kept): (Vec<Held>, Vec<Held>) = self.hand.drain(..).partition(unwanted);
+            (back, kept.into())
+        };
+        self.hand = kept;
+        let leases: BTreeSet<Lease> = back.into_iter().flat_map(|held| held.batch.leases).collect();
+        if leases.is_empty() {
+            return;
+        }
+        let id = self.standing.borrow().subscription.id;
+        if let Err(error) = self.shared.tram.release(id, leases.into_iter().collect()).await {
+            tracing::debug!(error = %error, "batches that were not sent wait for the end of their lease");
+        }
+    }
+
+    /// Learns from a request that ended how quick the receiver is.
+    fn pace(&mut self, latency: Option<Duration>) {
+        self.is_quick = latency.is_some_and(|latency| latency < QUICK);
     }
 
     /// Asks the receiver whether it wants events.

@@ -13,15 +13,14 @@ use crate::model::outcome::Outcome;
 use crate::model::subscription::Ordering;
 use crate::model::time::Time;
 use crate::push::{Judged, Sending, in_order};
-use crate::store::verbs::RecordPush;
+use crate::store::verbs::{ATTEMPTS_KEPT, RecordPush, Sent};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
 /// Good news is written down this often; bad news at once.
 pub(super) const EVERY: Duration = Duration::from_secs(1);
-/// How many attempts wait to be written down, at most.
-const MOST: usize = 1_000;
 /// How often writing an outcome back is tried: about as long as a lease lasts. After that the batch is sent again.
 const TRIES: u32 = 10;
 
@@ -38,8 +37,22 @@ pub(super) struct Scribe {
 struct Pending {
     outcomes: Vec<(EventId, Lease, Outcome)>,
     back: Vec<Lease>,
-    attempts: Vec<Attempt>,
+    /// The last attempts; of older deliveries only the numbers are kept.
+    attempts: VecDeque<Attempt>,
+    counted: Sent,
     written_at: Duration,
+}
+
+impl Pending {
+    fn note(&mut self, attempt: Attempt) {
+        if self.attempts.len() >= ATTEMPTS_KEPT
+            && let Some(oldest) = self.attempts.pop_front_if(|oldest| oldest.verdict == Verdict::Delivered)
+        {
+            self.counted.events += u64::from(oldest.acknowledged);
+            self.counted.batches += 1;
+        }
+        self.attempts.push_back(attempt);
+    }
 }
 
 impl Scribe {
@@ -55,7 +68,7 @@ impl Scribe {
             let mut pending = self.pending();
             pending.outcomes.extend(outcomes);
             pending.back.extend(back);
-            pending.attempts.push(attempt);
+            pending.note(attempt);
         }
         let _turn = self.turn.lock().await;
         // A receiver that is not to be asked again is not asked again meanwhile.
@@ -72,7 +85,7 @@ impl Scribe {
 
     /// Attempts without a batch: the receiver was asked and did not agree.
     pub(super) async fn note(&self, attempt: Attempt) {
-        self.pending().attempts.push(attempt);
+        self.pending().note(attempt);
         let _turn = self.turn.lock().await;
         self.record().await;
     }
@@ -134,6 +147,8 @@ impl Scribe {
                 Err(error) if error.kind() == Kind::Unavailable && tries < TRIES => {
                     tram.clock().sleep(backoff::delay(tries)).await;
                 }
+                // Deleted meanwhile: there is nothing to write back.
+                Err(error) if error.kind() == Kind::NotFound => return,
                 Err(error) => {
                     tracing::warn!(
                         error = %error,
@@ -152,16 +167,21 @@ impl Scribe {
     }
 
     async fn record(&self) {
-        let attempts = {
+        let (attempts, counted) = {
             let mut pending = self.pending();
             pending.written_at = self.shared.tram.clock().reading();
-            std::mem::take(&mut pending.attempts)
+            (std::mem::take(&mut pending.attempts), std::mem::take(&mut pending.counted))
         };
         if attempts.is_empty() {
             return;
         }
         let (tram, subscription) = (&self.shared.tram, self.standing.borrow().subscription.clone());
-        let record = RecordPush { subscription: subscription.id, attempts, now: tram.clock().now() };
+        let record = RecordPush {
+            subscription: subscription.id,
+            attempts: attempts.into(),
+            counted,
+            now: tram.clock().now(),
+        };
         match tram.store().record_push(record).await {
             Ok(recorded) => {
                 self.learn(recorded.health.clone(), recorded.now);
@@ -171,6 +191,7 @@ impl Scribe {
                     tracing::warn!(error = %error, "nobody could be told that a push subscription was disabled");
                 }
             }
+            Err(error) if error.kind() == Kind::NotFound => {}
             Err(error) => {
                 tracing::warn!(error = %error, "attempts of a push subscription could not be written")
             }
@@ -185,7 +206,7 @@ impl Scribe {
     fn is_time(&self) -> bool {
         let pending = self.pending();
         let waited = self.shared.tram.clock().reading().saturating_sub(pending.written_at);
-        pending.attempts.len() >= MOST || (waited >= EVERY && !pending.attempts.is_empty())
+        waited >= EVERY && !pending.attempts.is_empty()
     }
 
     fn pending(&self) -> std::sync::MutexGuard<'_, Pending> {

@@ -2,13 +2,13 @@
 
 use super::Shared;
 use super::batch::Batch;
-use super::standing::{Keys, Standing};
+use super::standing::Standing;
 use crate::model::health::{Attempt, Verdict, excerpt};
 use crate::model::id::EventId;
 use crate::model::time::Time;
-use crate::push::{Answer, Judged, Request, all_failed, check_callback, judge, sign, write};
+use crate::push::{Answer, Judged, Request, all_failed, judge, sign, write};
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
 
@@ -57,29 +57,14 @@ fn impossible(error: &str, batch: &Batch) -> Judged {
 
 fn request(standing: &Standing, batch: &Batch, at: Time) -> Result<Request, String> {
     let (push, id) = (&standing.push, batch.id());
-    let keys = standing.keys.as_ref().as_ref().map_err(Clone::clone)?;
+    let target = standing.target.as_ref().as_ref().map_err(Clone::clone)?;
     let written = write(push.format, &standing.subscription.name, &id, &batch.events);
-    let mut headers = headers(standing, keys)?;
+    let mut headers = target.headers.clone();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(written.content_type));
-    if !keys.secrets.is_empty() {
-        headers.extend(sign(&keys.secrets, &id, at, &written.body).map_err(|error| error.to_string())?);
+    if !target.secrets.is_empty() {
+        headers.extend(sign(&target.secrets, &id, at, &written.body).map_err(|error| error.to_string())?);
     }
-    let url = check_callback(&push.callback, false).map_err(|error| error.to_string())?;
-    Ok(Request { url, headers, body: written.body, timeout: push.request_timeout })
-}
-
-/// The headers that the subscription sets, and who it is at the receiver.
-fn headers(standing: &Standing, keys: &Keys) -> Result<HeaderMap, String> {
-    let mut headers = HeaderMap::with_capacity(standing.push.headers.len() + 6);
-    for (name, value) in &standing.push.headers {
-        let name = HeaderName::try_from(name).map_err(|_| format!("{name:?} is not a header"))?;
-        let value = HeaderValue::try_from(value).map_err(|_| format!("the value of {name} is no text"))?;
-        headers.insert(name, value);
-    }
-    if let Some(authorization) = &keys.authorization {
-        headers.insert(AUTHORIZATION, authorization.clone());
-    }
-    Ok(headers)
+    Ok(Request { url: target.url.clone(), headers, body: written.body, timeout: push.request_timeout })
 }
 
 /// Asks a receiver whether it wants events. `Err`: it does not, or did not answer.
@@ -112,11 +97,11 @@ pub(super) async fn ask(shared: &Shared, standing: &Standing) -> Result<(), Box<
 }
 
 fn question(standing: &Standing) -> Result<Request, String> {
-    let keys = standing.keys.as_ref().as_ref().map_err(Clone::clone)?;
-    let mut headers = headers(standing, keys)?;
+    let target = standing.target.as_ref().as_ref().map_err(Clone::clone)?;
+    let mut headers = target.headers.clone();
     headers.insert(ORIGIN, HeaderValue::from_static(NAME));
-    let url = check_callback(&standing.push.callback, false).map_err(|error| error.to_string())?;
-    Ok(Request { url, headers, body: Bytes::new(), timeout: standing.push.request_timeout })
+    let timeout = standing.push.request_timeout;
+    Ok(Request { url: target.url.clone(), headers, body: Bytes::new(), timeout })
 }
 
 fn agrees(status: u16, headers: &HeaderMap) -> bool {

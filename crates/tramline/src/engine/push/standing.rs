@@ -6,14 +6,16 @@ use crate::model::health::Health;
 use crate::model::push::Push;
 use crate::model::subscription::Subscription;
 use crate::model::time::Time;
-use crate::push::{Keyring, Secret};
+use crate::push::{Keyring, Secret, check_callback};
 use crate::store::verbs::PushEntry;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use http::HeaderValue;
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use url::Url;
 
 /// A push subscription as it was known at some time.
 #[derive(Clone, Debug)]
@@ -24,29 +26,31 @@ pub(super) struct Standing {
     /// The store's time then, and what the clock of this process showed.
     now: Time,
     reading: Duration,
-    /// What signs and authenticates; or why it cannot be read.
-    pub(super) keys: Arc<std::result::Result<Keys, String>>,
+    /// Where requests go and what they carry; or why they cannot be made.
+    pub(super) target: Arc<std::result::Result<Target, String>>,
 }
 
-/// Opened secrets.
+/// What all requests of a subscription have in common.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(super) struct Target {
+    pub(super) url: Url,
+    /// What the subscription sets, and who it is at the receiver.
+    pub(super) headers: HeaderMap,
     pub(super) secrets: Vec<Secret>,
-    pub(super) authorization: Option<HeaderValue>,
 }
 
 impl Standing {
-    /// `known` is what was known before: secrets are opened again only if they changed.
+    /// `known` is what was known before: secrets are opened again only if something changed.
     pub(super) fn new(entry: PushEntry, known: Option<&Standing>, shared: &Shared) -> Standing {
         let PushEntry { subscription, health, now, .. } = entry;
         let push = subscription.policy.push.clone().unwrap_or_default();
-        let same = known.filter(|known| known.has_keys_of(&push));
-        let keys = same.map_or_else(
-            || Arc::new(Keys::open(&subscription.name, &push, &shared.keyring)),
-            |known| known.keys.clone(),
+        let same = known.filter(|known| *known.push == push);
+        let target = same.map_or_else(
+            || Arc::new(Target::new(&subscription.name, &push, &shared.keyring)),
+            |known| known.target.clone(),
         );
         let reading = shared.tram.clock().reading();
-        Standing { subscription: Arc::new(subscription), push: Arc::new(push), health, now, reading, keys }
+        Standing { subscription: Arc::new(subscription), push: Arc::new(push), health, now, reading, target }
     }
 
     /// Replaces what is known, unless something newer came in the meantime. Rings if that changes something, or if there may be
@@ -100,19 +104,14 @@ impl Standing {
         self.push.handshake && self.health.agreed.as_ref() != Some(&self.push.callback)
     }
 
-    fn has_keys_of(&self, push: &Push) -> bool {
-        let keys = |push: &Push| (push.secrets.clone(), push.user.clone(), push.authorization.clone());
-        keys(&self.push) == keys(push)
-    }
-
     /// The store's time, as far as this process knows it.
     pub(super) fn time(&self, clock: &Clock) -> Time {
         clock.now().unwrap_or_else(|| self.now.after(clock.reading().saturating_sub(self.reading)))
     }
 }
 
-impl Keys {
-    fn open(name: &str, push: &Push, keyring: &Keyring) -> std::result::Result<Keys, String> {
+impl Target {
+    fn new(name: &str, push: &Push, keyring: &Keyring) -> std::result::Result<Target, String> {
         let open = |purpose: &str, sealed: &str| {
             let plain = keyring.open(purpose, sealed).map_err(|error| error.to_string())?;
             String::from_utf8(plain).map_err(|_| "a sealed secret is not text".to_owned())
@@ -122,20 +121,34 @@ impl Keys {
             let text = open(&secret_purpose(name, &secret.id), &secret.sealed)?;
             secrets.push(Secret::parse(&text).map_err(|error| error.to_string())?);
         }
-        let header = |text: String| {
-            let mut value =
-                HeaderValue::try_from(text).map_err(|_| "the authorization is not text".to_owned())?;
-            value.set_sensitive(true);
-            Ok::<_, String>(value)
+        let authorization = match (push.authorization.as_deref(), push.user.as_deref()) {
+            (Some(sealed), _) => Some(open(&authorization_purpose(name), sealed)?),
+            (None, Some(sealed)) => Some(basic(&open(&user_purpose(name), sealed)?)),
+            (None, None) => None,
         };
-        if let Some(sealed) = push.authorization.as_deref() {
-            let authorization = Some(header(open(&authorization_purpose(name), sealed)?)?);
-            return Ok(Keys { secrets, authorization });
-        }
-        let user = push.user.as_deref().map(|user| open(&user_purpose(name), user)).transpose()?;
-        let basic = user.map(|user| format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:x"))));
-        Ok(Keys { secrets, authorization: basic.map(header).transpose()? })
+        let url = check_callback(&push.callback, false).map_err(|error| error.to_string())?;
+        Ok(Target { url, headers: headers(push, authorization)?, secrets })
     }
+}
+
+fn basic(user: &str) -> String {
+    format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:x")))
+}
+
+fn headers(push: &Push, authorization: Option<String>) -> std::result::Result<HeaderMap, String> {
+    let mut headers = HeaderMap::with_capacity(push.headers.len() + 6);
+    for (name, value) in &push.headers {
+        let name = HeaderName::try_from(name).map_err(|_| format!("{name:?} is not a header"))?;
+        let value = HeaderValue::try_from(value).map_err(|_| format!("the value of {name} is no text"))?;
+        headers.insert(name, value);
+    }
+    if let Some(text) = authorization {
+        let mut value =
+            HeaderValue::try_from(text).map_err(|_| "the authorization is not text".to_owned())?;
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+    }
+    Ok(headers)
 }
 
 /// What a signing secret of a subscription is sealed for.

@@ -3,8 +3,8 @@
 use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::TallyId;
-use crate::model::name;
-use crate::model::tally::{TallyItem, news};
+use crate::model::tally::TallyItem;
+use crate::model::{kept, name};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -150,7 +150,7 @@ impl NewTally {
             ));
         }
         for event in [&self.on_complete, &self.on_failure, &self.on_expiry].into_iter().flatten() {
-            news::check(event)?;
+            kept::check(event)?;
         }
         Ok(())
     }

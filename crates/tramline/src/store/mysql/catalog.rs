@@ -113,7 +113,7 @@ pub(super) async fn create_missing(session: &mut Session<'_>, names: &[&str]) ->
 /// If another process created it first, the server says so, and the step begins anew.
 async fn insert_topic(session: &mut Session<'_>, name: &str, settings: &TopicSettings) -> Result<Topic> {
     name::check("topic", name)?;
-    let owner = settings.owner(None);
+    let owner = settings.owner(None)?;
     let sql = format!(
         "INSERT INTO tramline_topic (name, lanes, retention_ms, created_at, owner) VALUES ({}, {}, {}, {}, {})",
         text(name),
@@ -137,22 +137,24 @@ async fn insert_topic(session: &mut Session<'_>, name: &str, settings: &TopicSet
 
 pub(super) async fn put_topic(session: &mut Session<'_>, put: &PutTopic) -> Result<Topic> {
     put.settings.check()?;
-    let catalog = session.catalog.clone();
+    if let Some(old) = session.catalog.topic(&put.name)
+        && old.changed(&put.settings)? == *old
+    {
+        return Ok(old.clone());
+    }
+    // Looked at again behind the lock of the version: of two who claim a topic, the second has to see the first.
+    changed(session);
+    let catalog = load(session).await?;
     let Some(old) = catalog.topic(&put.name) else {
-        let created = insert_topic(session, &put.name, &put.settings).await?;
-        changed(session);
-        return Ok(created);
+        return insert_topic(session, &put.name, &put.settings).await;
     };
     let topic = old.changed(&put.settings)?;
-    if topic != *old {
-        session.write(format!(
-            "UPDATE tramline_topic SET retention_ms = {}, owner = {} WHERE id = {}",
-            millis(topic.retention),
-            maybe_text(topic.owner.as_deref()),
-            topic.id.0
-        ));
-        changed(session);
-    }
+    session.write(format!(
+        "UPDATE tramline_topic SET retention_ms = {}, owner = {} WHERE id = {}",
+        millis(topic.retention),
+        maybe_text(topic.owner.as_deref()),
+        topic.id.0
+    ));
     Ok(topic)
 }
 
@@ -278,7 +280,9 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
     let id = session.catalog.require_subscription_named(name)?.id;
     lock_subscription(session, id).await?;
     erase::mark(session, Deleted::Subscription(id));
-    for table in ["lane", "rule", "audit", "remote", "push", "attempt", "subscription_topic"] {
+    let tables =
+        ["lane", "rule", "audit", "remote", "push", "attempt", "drop", "drop_total", "subscription_topic"];
+    for table in tables {
         session.write(format!("DELETE FROM tramline_{table} WHERE subscription = {}", id.0));
     }
     session.write(format!("DELETE FROM tramline_subscription WHERE id = {}", id.0));

@@ -2,6 +2,7 @@
 //! [`super::order`].
 
 use super::MysqlStore;
+use super::compact::compact;
 use super::order;
 use super::rows::{SLICE, apply, chunk, chunks_sql, slices};
 use super::session::{Begin, Rows, Session};
@@ -19,6 +20,7 @@ use crate::plan::claim::{Taker, take};
 use crate::plan::expire::expire;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
+use crate::store::compact::ROUNDS;
 use crate::store::verbs::{Claim, Suspects};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -80,13 +82,15 @@ const OUTLOOK: usize = 3;
 /// What a claim asks in its first round trip: what there is to look after, and what it may take.
 fn first_reads(claim: &Claim, ordered: bool) -> Vec<String> {
     let mut reads = outlook_sql(claim.subscription, ordered);
-    if ordered {
-        reads.extend(order::first_reads(claim));
-    } else {
-        let wanted = slices_wanted(claim.max_events, claim.single);
-        reads.push(due_sql(claim.subscription, State::Ready, wanted));
-    }
+    reads.extend(work_reads(claim, ordered));
     reads
+}
+
+fn work_reads(claim: &Claim, ordered: bool) -> Vec<String> {
+    if ordered {
+        return order::first_reads(claim);
+    }
+    vec![due_sql(claim.subscription, State::Ready, slices_wanted(claim.max_events, claim.single))]
 }
 
 /// Rules, back-fills, expired leases, suspects. Leases hang on slices (one index probe per state and priority, however many are
@@ -145,7 +149,7 @@ async fn take_all(
     claim: &Claim,
     policy: &Policy,
     outlook: Outlook,
-    found: Vec<Rows>,
+    mut found: Vec<Rows>,
 ) -> Result<RawClaim> {
     let mut raw = RawClaim { now: session.now, stopped_by: outlook.stopped_by, ..RawClaim::default() };
     if raw.stopped_by.is_some() {
@@ -153,13 +157,28 @@ async fn take_all(
         return Ok(raw);
     }
     raw.backfilling = !outlook.backfills.is_empty();
-    let mut taker = Taker::new(claim, policy, session.now);
-    raw.until = taker.until;
-    let later = if policy.is_ordered() {
-        order::claim(session, claim, policy, &outlook, found, &mut taker, &mut raw).await?
-    } else {
-        unordered(session, claim, policy, &outlook, found, &mut taker, &mut raw).await?
-    };
+    let mut later = None;
+    for round in 0..ROUNDS {
+        if round > 0 {
+            found = session.sets(work_reads(claim, policy.is_ordered())).await?;
+        }
+        let found = std::mem::take(&mut found);
+        let mut taker = Taker::new(claim, policy, session.now);
+        raw.until = taker.until;
+        raw.next_due = None;
+        later = if policy.is_ordered() {
+            order::claim(session, claim, policy, &outlook, found, &mut taker, &mut raw).await?
+        } else {
+            unordered(session, claim, policy, &outlook, found, &mut taker, &mut raw).await?
+        };
+        let gave_way = policy.compact && compact(session, claim.subscription, &mut raw).await?;
+        if gave_way {
+            raw.next_due = Some(session.now);
+        }
+        if !gave_way || !raw.slices.is_empty() {
+            break;
+        }
+    }
     raw.news = session.finish().await?;
     // What was taken is read in the round trip that takes it.
     let mut last: Vec<String> = later.into_iter().collect();
@@ -266,7 +285,8 @@ async fn expire_leases(
         }
     }
     apply(session, id, &changes);
-    Ok(Ended { count, suspects: !changes.update.is_empty() })
+    let suspects = changes.update.iter().any(|slice| slice.state == State::Suspect);
+    Ok(Ended { count, suspects })
 }
 
 /// The subscriptions of these, at most once, with claims that have ended: one index probe per subscription and priority, and

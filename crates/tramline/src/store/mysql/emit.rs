@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How often an emit waits for a key that is known to be locked, a second each.
-const LONG_WAIT: u32 = 5;
+pub(super) const LONG_WAIT: u32 = 5;
 /// How often what the server undid is tried again.
 const DEADLOCKS: u32 = 20;
 

@@ -1,13 +1,17 @@
 //! Removes the rows of what was deleted, in steps.
 
-use super::rows::{SLICE, delete, slices};
+use super::lanes::lock;
+use super::rows::{SLICE, delete, slices, write_lanes};
 use super::session::{Ended, Session};
 use super::sql::{Columns, list};
 use crate::error::Result;
-use crate::model::id::{SubscriptionId, TopicId};
+use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
+use crate::model::subscription::Ordering;
 use crate::model::tally::Ending;
-use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, within_a_step};
+use crate::plan::LaneView;
+use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, taken_in_line, within_a_step};
+use std::collections::BTreeSet;
 
 /// All lanes there can be.
 const ALL_LANES: [i64; 2] = [0, i64::MAX];
@@ -171,8 +175,14 @@ async fn erase_left(
     let sql = format!(
         "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE {which} ORDER BY s.chunk, s.id {lock}"
     );
+    let mut line = lock_line(session, id).await?;
     let found = slices(&session.rows(sql).await?)?;
     erase_slices(session, &found);
+    if let Some(view) = &mut line {
+        view.lane.leased -= taken_in_line(&found);
+        view.let_go();
+        write_lanes(session, &[&view.lane]);
+    }
     let sql = format!("SELECT MIN(s.chunk) FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE {which}");
     if let Some(locked) = session.rows(sql).await?.first().map_or(Ok(None), |row| row.maybe_int(0))? {
         return Ok((limit, locked));
@@ -180,6 +190,17 @@ async fn erase_left(
     let looked = chunks.len() as i64;
     let gone = looked + erase_marks(session, id, lanes_of(topic), limit - looked).await?;
     Ok((gone, chunks.last().map_or(next, |last| last + 1)))
+}
+
+/// A line of all events outlives its topics and counts what is taken of it, so it is locked before its slices.
+async fn lock_line(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<LaneView>> {
+    let catalog = session.catalog.clone();
+    match catalog.require_subscription(id) {
+        Ok(subscription) if subscription.policy.ordering == Ordering::Subscriber => {
+            Ok(lock(session, id, &BTreeSet::from([LaneId::WHOLE])).await?.remove(&LaneId::WHOLE))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// What will never be done fails, where it is an item of a tally.

@@ -334,6 +334,14 @@ pub(super) async fn parked(session: &mut Session<'_>, page: &Page) -> Result<Vec
     Ok(parked)
 }
 
+/// How many events were ever emitted to each topic: those that are there, by the index `tramline_chunk_topic`, and those that
+/// were removed. A counter that every emit raises would be a row that all emits wait for.
+pub(super) async fn topic_totals(session: &mut Session<'_>) -> Result<Vec<(TopicId, u64)>> {
+    let sql = "SELECT t.id, CAST(t.removed_events + COALESCE((SELECT SUM(c.count) FROM tramline_chunk c \
+               FORCE INDEX (tramline_chunk_topic) WHERE c.topic = t.id), 0) AS SIGNED) FROM tramline_topic t ORDER BY t.id";
+    session.rows(sql).await?.iter().map(|row| Ok((TopicId(row.int(0)?), row.count(1)?))).collect()
+}
+
 pub(super) async fn workers(session: &mut Session<'_>) -> Result<Vec<Worker>> {
     let sql = "SELECT incarnation, name, subscriptions, born_at, beat_at FROM tramline_worker ORDER BY born_at, incarnation";
     let worker = |row: &MySqlRow| {

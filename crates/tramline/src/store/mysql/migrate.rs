@@ -12,6 +12,8 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (2, include_str!("migrations/0002_token.sql")),
     (3, include_str!("migrations/0003_tally.sql")),
     (4, include_str!("migrations/0004_push.sql")),
+    (5, include_str!("migrations/0005_drop.sql")),
+    (6, include_str!("migrations/0006_schedule.sql")),
 ];
 
 const VERSIONS: &str =

@@ -4,8 +4,8 @@
 //! - `options`, `session`, `step`, `sql`: how a step gets a connection, the time and the catalogue, how it ends, and how its
 //!   statements are written
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of an event
-//! - `tally`: sets of items that are tracked to completion
-//! - `mend`, `look`, `sweep`, `erase`, `push`, `catalog`: everything else
+//! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
+//! - `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Every step reads and locks in one round trip, decides, and writes and commits in another. Every statement of a step reads what
@@ -13,6 +13,8 @@
 
 mod catalog;
 mod claim;
+mod compact;
+mod drops;
 mod emit;
 mod erase;
 mod idempotency;
@@ -25,8 +27,10 @@ mod order;
 mod push;
 mod remote;
 mod rows;
+mod schedule;
 mod session;
 mod settle;
+mod shed;
 mod sql;
 mod step;
 mod store;

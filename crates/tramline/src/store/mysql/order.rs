@@ -148,7 +148,7 @@ fn candidates_sql(claim: &Claim, which: Which, backfills: &HashMap<TopicId, Chun
     };
     format!(
         "SELECT l.lane FROM tramline_lane l WHERE l.subscription = {id} AND l.halted_until <= @tramline_now \
-         AND (l.owner = 0 OR l.owner = {owner} OR l.until <= @tramline_now){share} AND NOT (l.owner = {owner} AND {closed}) \
+         AND (l.owner = 0 OR l.until <= @tramline_now OR l.owner = {owner} AND (l.lane <> 1 OR {forgotten})){share} AND NOT (l.owner = {owner} AND {closed}) \
          AND (l.owner <> 0 AND l.until <= @tramline_now OR {forgotten} OR {}{work}) ORDER BY (l.lane + @tramline_now) % 4093 LIMIT {LANES}",
         has(State::Suspect, "")
     )
@@ -351,7 +351,7 @@ impl Reading {
         let range = |state: State, lanes: &str, more: &str, limit: usize| {
             format!(
                 "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {} \
-                 AND s.state = {} AND s.lane IN ({lanes}) AND s.`rank` = 0{more} ORDER BY s.lane, s.pos LIMIT {limit}",
+                 AND s.state = {} AND s.lane IN ({lanes}) AND s.`rank` = 0{more} ORDER BY s.lane, s.pos, s.chunk, s.id LIMIT {limit}",
                 id.0, state as i16
             )
         };

@@ -23,6 +23,7 @@ pub(super) async fn record(session: &mut Session<'_>, record: &RecordPush) -> Re
     let SubscriptionId(id) = record.subscription;
     let mut health = standing(session, record.subscription).await?;
     let mut disabled_now = false;
+    health.count(record.counted.events, record.counted.batches);
     for attempt in &record.attempts {
         disabled_now |= health.record(attempt, push, session.now);
     }

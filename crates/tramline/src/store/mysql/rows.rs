@@ -118,18 +118,20 @@ pub(super) const CHUNK: &str = "chunk, topic, emitted_at, meta, prevs, mains, bo
 const META: &str = "chunk, topic, emitted_at, meta, NULL, NULL, ''";
 
 pub(super) fn chunk(row: &MySqlRow) -> Result<ChunkRow> {
-    let numbers = |at| -> Result<Vec<i64>> {
-        Ok(row.maybe_blob(at)?.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default())
-    };
     Ok(ChunkRow {
         chunk: ChunkId(row.int(0)?),
         topic: TopicId(row.int(1)?),
         emitted_at: row.time(2)?,
         meta: row.text(3)?,
-        prevs: numbers(4)?,
-        mains: numbers(5)?,
+        prevs: numbers(row, 4)?,
+        mains: numbers(row, 5)?,
         body: Bytes::from(row.blob(6)?),
     })
+}
+
+/// Numbers as they are stored: none where all are zero.
+pub(super) fn numbers(row: &MySqlRow, at: usize) -> Result<Vec<i64>> {
+    Ok(row.maybe_blob(at)?.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default())
 }
 
 /// Statements that read chunks by their numbers.
@@ -183,6 +185,7 @@ async fn read_chunks(session: &mut Session<'_>, sql: Vec<String>) -> Result<Hash
 pub(super) fn apply(session: &mut Session<'_>, id: SubscriptionId, changes: &Changes) {
     let ended = changes.ended.iter();
     session.end(ended.map(|&(chunk, mask, ending)| Ended { subscription: id, chunk, mask, ending }));
+    session.drop(id, &changes.dropped);
     unpark(session, id, &changes.unpark);
     park(session, id, &changes.park);
     gaps(session, id, changes);

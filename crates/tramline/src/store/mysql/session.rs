@@ -1,12 +1,15 @@
 //! What every step inside a transaction needs: the connection, the time, the catalogue, and few round trips.
 
-use super::catalog;
 use super::sql::{Columns, NOW};
 use super::tally::ack::events_ended;
+use super::{catalog, drops};
 use crate::error::{Error, Result};
-use crate::model::id::{SliceId, SubscriptionId, TallyId};
+use crate::model::dropped::DropReason;
+use crate::model::id::{ChunkId, SliceId, SubscriptionId, TallyId};
+use crate::model::mask::Mask;
 use crate::model::time::Time;
 use crate::store::catalog::{Catalog, CatalogCache};
+use crate::store::drops::Drops;
 pub(super) use crate::store::tally::Ended;
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
@@ -93,6 +96,8 @@ pub(super) struct Session<'c> {
     queue: Vec<String>,
     /// What ended in this step and may be items of tallies.
     ended: Vec<Ended>,
+    /// What subscriptions will never see because of this step.
+    drops: Drops,
     is_own: bool,
 }
 
@@ -117,7 +122,16 @@ impl<'c> Session<'c> {
         let catalog = common.cache.get();
         let (queue, ended, is_own) = (begin.statements(), Vec::new(), !begin.foreign);
         let first = queue.len() - 1;
-        let mut session = Session { conn, common, now: Time(0), catalog, queue: Vec::new(), ended, is_own };
+        let mut session = Session {
+            conn,
+            common,
+            now: Time(0),
+            catalog,
+            queue: Vec::new(),
+            ended,
+            drops: Drops::default(),
+            is_own,
+        };
         let mut sets = session.send(queue.into_iter().chain(reads).collect()).await?;
         let mut rest = sets.split_off(first);
         let found = rest.split_off(1);
@@ -138,9 +152,16 @@ impl<'c> Session<'c> {
         self.ended.extend(ended);
     }
 
-    /// Ends the items of tallies whose events have ended, all at once and after everything else: parts of tallies are locked
-    /// after lanes and slices. Gives the tallies that have news. Every step ends with this.
+    /// Remembers that a subscription will never see events.
+    pub(super) fn drop(&mut self, by: SubscriptionId, dropped: &[(ChunkId, Mask, DropReason)]) {
+        dropped.iter().for_each(|&(chunk, mask, reason)| self.drops.add(by, reason, chunk, mask));
+    }
+
+    /// Writes down what was dropped, and ends the items of tallies whose events have ended, all at once and after everything
+    /// else: parts of tallies are locked after lanes and slices. Gives the tallies that have news. Every step ends with this.
     pub(super) async fn finish(&mut self) -> Result<Vec<TallyId>> {
+        let drops = std::mem::take(&mut self.drops);
+        drops::record(self, drops).await?;
         let ended = std::mem::take(&mut self.ended);
         if ended.is_empty() { Ok(Vec::new()) } else { events_ended(self, &ended).await }
     }

@@ -2,11 +2,15 @@
 
 use super::session::Begin;
 use super::step::{Tries, step};
-use super::{MysqlStore, catalog, claim, look, mend, push, remote, settle, sweep, tally, token};
+use super::{
+    MysqlStore, catalog, claim, drops, look, mend, push, remote, schedule, settle, shed, sweep, tally, token,
+};
 use crate::error::{Kind, Result};
+use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
-use crate::model::id::{EventId, SubscriptionId};
+use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
+use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
@@ -33,6 +37,11 @@ impl Store for MysqlStore {
         step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| async {
             Ok(session.catalog.topics().to_vec())
         })
+    }
+
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| look::topic_totals(session))
     }
 
     async fn delete_topic(&self, name: &str) -> Result<()> {
@@ -317,6 +326,52 @@ impl Store for MysqlStore {
         ))
     }
 
+    async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule> {
+        let begin = Begin::reading(put.now);
+        step!(self, Tries::patient(), |conn| self.session(conn, &begin), |session| schedule::put(
+            session, &put
+        ))
+    }
+
+    async fn declare_schedules(&self, declare: DeclareSchedules) -> Result<Vec<StoredSchedule>> {
+        let begin = Begin::reading(declare.now);
+        step!(self, Tries::patient(), |conn| self.session(conn, &begin), |session| {
+            schedule::declare(session, &declare)
+        })
+    }
+
+    async fn schedules(&self, list: ListSchedules) -> Result<Vec<StoredSchedule>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| schedule::list(session, &list))
+    }
+
+    async fn schedule(&self, name: &str) -> Result<Option<StoredSchedule>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| schedule::get(session, name))
+    }
+
+    async fn delete_schedule(&self, name: &str) -> Result<()> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| schedule::delete(
+            session, name
+        ))
+    }
+
+    async fn pause_schedule(&self, pause: PauseSchedule) -> Result<StoredSchedule> {
+        let begin = Begin::reading(pause.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+            schedule::pause_one(session, &pause.name, pause.paused)
+        })
+    }
+
+    async fn run_schedule(&self, run: NameSchedule) -> Result<Emission> {
+        self.run_asked(run).await
+    }
+
+    async fn tick(&self, tick: Tick) -> Result<Ticked> {
+        self.tick_schedules(tick).await
+    }
+
     async fn put_token(&self, put: PutToken) -> Result<Token> {
         let begin = Begin::reading(put.now);
         step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| token::put(
@@ -391,6 +446,40 @@ impl Store for MysqlStore {
         swept.wake.sort_unstable();
         swept.wake.dedup();
         Ok(swept)
+    }
+
+    async fn size(&self) -> Result<StoreSize> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| shed::size(session))
+    }
+
+    async fn shed(&self, shed: Shed) -> Result<Shedded> {
+        let begin = Begin::reading(shed.now);
+        if shed.surplus == Surplus::Retained {
+            return step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| shed::retained(
+                session, &shed
+            ));
+        }
+        let (doomed, next) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+            shed::oldest_work(session, &shed)
+        })?;
+        let Some(doomed) = doomed else { return Ok(Shedded { next, ..Shedded::default() }) };
+        let begin = Begin::writing(shed.now, doomed.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| shed::drop_work(
+            session, &doomed, &shed
+        ))
+    }
+
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| drops::list_records(
+            session, &list
+        ))
+    }
+
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>> {
+        let begin = Begin::reading(None);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| drops::totals(session))
     }
 
     async fn now(&self) -> Result<Time> {

@@ -1,6 +1,7 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
 use super::claim;
+use super::drops;
 use super::erase::erase;
 use super::look::workers;
 use super::remote;
@@ -9,13 +10,16 @@ use super::session::Session;
 use super::sql::{Columns, list, overwrite, text};
 use crate::error::Result;
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
+use crate::model::subscription::Topic;
 use crate::model::time::millis;
 use crate::store::backfill::slices_of;
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How many chunks one step of a back-fill writes.
 const BACKFILL_STEP: usize = 64;
+/// True of a chunk `c` that no slice refers to.
+const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk)";
 /// How many audit entries are kept.
 const AUDIT_KEPT: i64 = 10_000;
 
@@ -106,7 +110,7 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(S
     swept.more = erase(session, sweep.limit).await?;
     swept.chunks = retire(session, sweep.limit).await?;
     swept.more |= swept.chunks >= u64::from(sweep.limit);
-    expire_entries(session, sweep.limit);
+    expire_entries(session, sweep.limit).await?;
     let all = session.catalog.clone();
     let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
     let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
@@ -124,10 +128,11 @@ async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
 /// Found first, then locked, and judged again by a statement after that: a resend that was faster holds the chunk, and its slice is
 /// visible only to a statement that begins after it.
 async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
-    let unused = "NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk)";
     let catalog = session.catalog.clone();
+    let mut topics: Vec<&Topic> = catalog.topics().iter().collect();
+    topics.sort_by_key(|topic| topic.id);
     let mut removed = 0;
-    for topic in catalog.topics() {
+    for topic in topics {
         let left = u64::from(limit).saturating_sub(removed);
         let oldest = session.now.0.saturating_sub(millis(topic.retention));
         if left == 0 || !is_due(session, topic.id, oldest).await? {
@@ -137,7 +142,7 @@ async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
             "SELECT c.chunk FROM tramline_chunk c FORCE INDEX (tramline_chunk_topic) WHERE c.topic = {0} \
              AND c.emitted_at < {oldest} AND c.chunk < COALESCE((SELECT MIN(st.backfill_next) \
              FROM tramline_subscription_topic st WHERE st.topic = {0} AND st.backfill_next <= st.backfill_until), {1}) \
-             AND {unused} ORDER BY c.topic, c.chunk LIMIT {left}",
+             AND {UNUSED} ORDER BY c.topic, c.chunk LIMIT {left}",
             topic.id.0,
             i64::MAX
         );
@@ -149,18 +154,41 @@ async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
             "SELECT chunk FROM tramline_chunk WHERE chunk IN ({}) ORDER BY chunk FOR UPDATE SKIP LOCKED",
             list(found)
         );
-        let locked = list(numbers(&session.rows(lock).await?)?);
-        let judge = format!("SELECT c.chunk FROM tramline_chunk c WHERE c.chunk IN ({locked}) AND {unused}");
-        let chosen = numbers(&session.rows(judge).await?)?;
-        if !chosen.is_empty() {
-            removed += chosen.len() as u64;
-            session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(chosen)));
-        }
+        let locked = numbers(&session.rows(lock).await?)?;
+        removed += remove_chunks(session, locked).await?.0;
     }
     Ok(removed)
 }
 
-fn numbers(rows: &super::Rows) -> Result<Vec<i64>> {
+/// Removes those of the locked chunks that nothing refers to, and goes on counting their events. Gives how many chunks, and how
+/// many events.
+pub(super) async fn remove_chunks(session: &mut Session<'_>, locked: Vec<i64>) -> Result<(u64, u64)> {
+    if locked.is_empty() {
+        return Ok((0, 0));
+    }
+    let judge = format!(
+        "SELECT c.chunk, c.topic, c.count FROM tramline_chunk c WHERE c.chunk IN ({}) AND {UNUSED}",
+        list(locked)
+    );
+    let mut by_topic: BTreeMap<i64, i64> = BTreeMap::new();
+    let rows = session.rows(judge).await?;
+    for row in &rows {
+        *by_topic.entry(row.int(1)?).or_default() += row.int(2)?;
+    }
+    if rows.is_empty() {
+        return Ok((0, 0));
+    }
+    session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(numbers(&rows)?)));
+    // In the order of their numbers: two nodes that remove at once wait for each other and never in a circle.
+    for (topic, events) in &by_topic {
+        session.write(format!(
+            "UPDATE tramline_topic SET removed_events = removed_events + {events} WHERE id = {topic}"
+        ));
+    }
+    Ok((rows.len() as u64, by_topic.values().sum::<i64>().cast_unsigned()))
+}
+
+pub(super) fn numbers(rows: &super::Rows) -> Result<Vec<i64>> {
     rows.iter().map(|row| row.int(0)).collect()
 }
 
@@ -174,7 +202,7 @@ async fn is_due(session: &mut Session<'_>, topic: TopicId, oldest: i64) -> Resul
     session.rows(sql).await?.first().map_or(Ok(false), |row| Ok(row.int(0)? < oldest))
 }
 
-fn expire_entries(session: &mut Session<'_>, limit: u32) {
+async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     let now = session.now.0;
     session.write(format!(
         "DELETE FROM tramline_idempotency WHERE expires_at <= {now} AND receipt <> '' ORDER BY expires_at LIMIT {limit}"
@@ -184,6 +212,7 @@ fn expire_entries(session: &mut Session<'_>, limit: u32) {
     session.write(format!(
         "DELETE FROM tramline_audit WHERE id <= (SELECT last FROM (SELECT MAX(id) AS last FROM tramline_audit) a) - {AUDIT_KEPT}"
     ));
+    drops::expire(session, limit).await
 }
 
 /// Writes the next retained chunks into a subscription that came after them. The row of the back-fill is locked: two

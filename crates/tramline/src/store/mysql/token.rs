@@ -11,7 +11,7 @@ use sqlx::mysql::MySqlRow;
 pub(super) async fn put(session: &mut Session<'_>, token: &Token) -> Result<Token> {
     let row = TokenRow::new(token, session.now)?;
     let sql = format!(
-        "INSERT IGNORE INTO tramline_token VALUES ({}, {}, {}, {}, {}, {}, {}, NULL)",
+        "INSERT IGNORE INTO tramline_token VALUES ({}, {}, {}, {}, {}, {}, {}, NULL, {})",
         text(&row.name),
         bytes(&row.hash),
         text(&row.scopes),
@@ -19,13 +19,14 @@ pub(super) async fn put(session: &mut Session<'_>, token: &Token) -> Result<Toke
         maybe_text(row.subscriptions.as_deref()),
         row.created_at,
         maybe(row.expires_at),
+        maybe_text(row.sealed.as_deref()),
     );
     if session.count(sql).await? == 1 { row.read() } else { Err(taken(&token.name)) }
 }
 
 pub(super) async fn all(session: &mut Session<'_>) -> Result<Vec<Token>> {
-    let sql = "SELECT name, hash, scopes, topics, subscriptions, created_at, expires_at, used_at FROM tramline_token \
-               ORDER BY name";
+    let sql = "SELECT name, hash, scopes, topics, subscriptions, created_at, expires_at, used_at, sealed \
+               FROM tramline_token ORDER BY name";
     let token = |row: &MySqlRow| {
         TokenRow {
             name: row.text(0)?,
@@ -36,6 +37,7 @@ pub(super) async fn all(session: &mut Session<'_>) -> Result<Vec<Token>> {
             created_at: row.int(5)?,
             expires_at: row.maybe_int(6)?,
             used_at: row.maybe_int(7)?,
+            sealed: row.maybe_text(8)?,
         }
         .read()
     };

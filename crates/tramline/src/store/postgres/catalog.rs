@@ -117,29 +117,33 @@ async fn insert_topic(
         .bind(settings.lanes.unwrap_or(DEFAULT_LANES).cast_signed())
         .bind(millis(settings.retention.unwrap_or(DEFAULT_RETENTION)))
         .bind(session.now.0)
-        .bind(settings.owner(None).map(|owner| owner.to_string()));
+        .bind(settings.owner(None)?.map(|owner| owner.to_string()));
     session.all(query).await?.first().map(topic).transpose()
 }
 
 pub(super) async fn put_topic(session: &mut Session<'_>, put: &PutTopic) -> Result<Topic> {
     put.settings.check()?;
+    if let Some(old) = session.catalog.topic(&put.name)
+        && old.changed(&put.settings)? == *old
+    {
+        return Ok(old.clone());
+    }
+    // Looked at again behind the lock of the version: of two who claim a topic, the second has to see the first.
+    changed(session).await?;
+    session.catalog = Arc::new(load(session.conn, session.texts).await?);
     let catalog = session.catalog.clone();
     let Some(old) = catalog.topic(&put.name) else {
-        let created = insert_topic(session, &put.name, &put.settings).await?;
-        changed(session).await?;
-        return created
+        return insert_topic(session, &put.name, &put.settings)
+            .await?
             .ok_or_else(|| Error::unavailable("the topic was created at the same moment", "try again"));
     };
     let topic = old.changed(&put.settings)?;
-    if topic != *old {
-        let query = session
-            .query("UPDATE tramline_topic SET retention_ms = $2, owner = $3 WHERE id = $1")
-            .bind(topic.id.0)
-            .bind(millis(topic.retention))
-            .bind(topic.owner.as_deref().map(str::to_owned));
-        session.run(query).await?;
-        changed(session).await?;
-    }
+    let query = session
+        .query("UPDATE tramline_topic SET retention_ms = $2, owner = $3 WHERE id = $1")
+        .bind(topic.id.0)
+        .bind(millis(topic.retention))
+        .bind(topic.owner.as_deref().map(str::to_owned));
+    session.run(query).await?;
     Ok(topic)
 }
 
@@ -252,6 +256,8 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
         "DELETE FROM tramline_remote WHERE subscription = $1",
         "DELETE FROM tramline_push WHERE subscription = $1",
         "DELETE FROM tramline_attempt WHERE subscription = $1",
+        "DELETE FROM tramline_drop WHERE subscription = $1",
+        "DELETE FROM tramline_drop_total WHERE subscription = $1",
         "DELETE FROM tramline_subscription_topic WHERE subscription = $1",
         "DELETE FROM tramline_subscription WHERE id = $1",
     ] {

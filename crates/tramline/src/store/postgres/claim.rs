@@ -2,6 +2,7 @@
 //! [`super::order`].
 
 use super::PostgresStore;
+use super::compact::compact;
 use super::order;
 use super::rows::{apply, chunk_at, chunks, claimed_slice, slices};
 use super::session::{BY_INDEX, Session};
@@ -16,6 +17,7 @@ use crate::plan::Changes;
 use crate::plan::claim::{Taker, take};
 use crate::plan::expire::expire;
 use crate::store::claimed::RawClaim;
+use crate::store::compact::ROUNDS;
 use crate::store::verbs::{Claim, Suspects};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -40,7 +42,7 @@ pub(super) struct Outlook {
 impl PostgresStore {
     /// What most claims come to, in one round trip; see `migrations/0003_claim.sql`.
     pub(super) async fn claim_due(&self, claim: &Claim, policy: &Policy, version: i64) -> Result<Due> {
-        if policy.is_ordered() || claim.single || claim.max_events == 0 {
+        if policy.is_ordered() || policy.compact || claim.single || claim.max_events == 0 {
             return Ok(Due::Undecided);
         }
         let taker = Taker::new(claim, policy, Time(0));
@@ -119,12 +121,21 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
         return Ok(raw);
     }
     raw.backfilling = !outlook.backfills.is_empty();
-    let mut taker = Taker::new(claim, policy, session.now);
-    raw.until = taker.until;
-    if policy.is_ordered() {
-        order::claim(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
-    } else {
-        unordered(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
+    for _ in 0..ROUNDS {
+        let mut taker = Taker::new(claim, policy, session.now);
+        raw.until = taker.until;
+        if policy.is_ordered() {
+            order::claim(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
+        } else {
+            unordered(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
+        }
+        let gave_way = policy.compact && compact(session, claim.subscription, &mut raw).await?;
+        if gave_way {
+            raw.next_due = Some(session.now);
+        }
+        if !gave_way || !raw.slices.is_empty() {
+            break;
+        }
     }
     let read = chunks(session, raw.missing().into_iter()).await?;
     raw.chunks.extend(read);
@@ -264,7 +275,8 @@ async fn expire_leases(
         }
     }
     apply(session, id, &changes).await?;
-    Ok(Ended { count, suspects: !changes.update.is_empty() })
+    let suspects = changes.update.iter().any(|slice| slice.state == State::Suspect);
+    Ok(Ended { count, suspects })
 }
 
 /// The subscriptions of these, at most once, with claims that have ended: one index probe per subscription and priority, and

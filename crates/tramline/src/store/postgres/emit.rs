@@ -20,9 +20,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long a group of emits waits for a key. One that is locked for longer must not hold up the others.
-const GROUP_WAIT: Duration = Duration::from_millis(100);
+pub(super) const GROUP_WAIT: Duration = Duration::from_millis(100);
 /// How long an emit waits for a key that is known to be locked.
-const LONG_WAIT: Duration = Duration::from_secs(5);
+pub(super) const LONG_WAIT: Duration = Duration::from_secs(5);
 /// A delay that no sum with a time can overflow: about 30,000 years.
 const LONGEST_DELAY: i64 = 1_000_000_000_000_000;
 /// How a plan is written.

@@ -1,13 +1,17 @@
 //! Removes the rows of what was deleted, in steps.
 
-use super::rows::slices;
+use super::lanes::lock;
+use super::rows::{slices, write_lanes};
 use super::session::{Ended, Query, Session};
 use crate::error::Result;
-use crate::model::id::{SubscriptionId, TopicId};
+use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
+use crate::model::subscription::Ordering;
 use crate::model::tally::Ending;
-use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, within_a_step};
+use crate::plan::LaneView;
+use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, taken_in_line, within_a_step};
 use sqlx::Row;
+use std::collections::BTreeSet;
 
 /// All lanes there can be.
 const ALL_LANES: [i64; 2] = [0, i64::MAX];
@@ -165,9 +169,15 @@ async fn erase_left(
              ORDER BY s.chunk, s.id FOR UPDATE"
         }
     };
+    let mut line = lock_line(session, id).await?;
     let query = session.query(sql).bind(chunks.clone()).bind(id.0);
     let found = slices(&session.all(query).await?)?;
     erase_slices(session, &found).await?;
+    if let Some(view) = &mut line {
+        view.lane.leased -= taken_in_line(&found);
+        view.let_go();
+        write_lanes(session, &[&view.lane]).await?;
+    }
     let sql = "SELECT min(s.chunk) FROM tramline_slice s WHERE s.chunk = ANY($1) AND s.subscription + 0 = $2";
     let query = session.query(sql).bind(chunks.clone()).bind(id.0);
     if let Some(locked) = query.fetch_one(&mut *session.conn).await?.try_get(0)? {
@@ -176,6 +186,17 @@ async fn erase_left(
     let looked = chunks.len() as i64;
     let gone = looked + erase_marks(session, id, lanes_of(topic), limit - looked).await?;
     Ok((gone, chunks.last().map_or(next, |last| last + 1)))
+}
+
+/// A line of all events outlives its topics and counts what is taken of it, so it is locked before its slices.
+async fn lock_line(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<LaneView>> {
+    let catalog = session.catalog.clone();
+    match catalog.require_subscription(id) {
+        Ok(subscription) if subscription.policy.ordering == Ordering::Subscriber => {
+            Ok(lock(session, id, &BTreeSet::from([LaneId::WHOLE])).await?.remove(&LaneId::WHOLE))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// What will never be done fails, where it is an item of a tally.

@@ -300,3 +300,13 @@ pub(super) async fn workers(session: &mut Session<'_>) -> Result<Vec<Worker>> {
     };
     rows.iter().map(worker).collect()
 }
+
+/// How many events were ever emitted to each topic: those that are there, by the index `tramline_chunk_topic`, and those that
+/// were removed. A counter that every emit raises would be a row that all emits wait for.
+pub(super) async fn topic_totals(session: &mut Session<'_>) -> Result<Vec<(TopicId, u64)>> {
+    let sql = "SELECT t.id, (t.removed_events + coalesce((SELECT sum(c.count) FROM tramline_chunk c \
+               WHERE c.topic = t.id), 0))::bigint FROM tramline_topic t ORDER BY t.id";
+    let query = session.query(sql);
+    let rows = session.all(query).await?;
+    rows.iter().map(|row| Ok((TopicId(row.try_get(0)?), row.try_get::<i64, _>(1)?.cast_unsigned()))).collect()
+}

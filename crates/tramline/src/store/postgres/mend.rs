@@ -21,17 +21,17 @@ use std::sync::Arc;
 const BURIED: [State; 2] = [State::Held, State::Dead];
 
 /// Slices that are about to change, under the locks of their lanes, and what changes.
-struct Bench {
+pub(super) struct Bench {
     id: SubscriptionId,
-    views: BTreeMap<LaneId, LaneView>,
-    slices: Vec<Slice>,
-    changes: Changes,
+    pub(super) views: BTreeMap<LaneId, LaneView>,
+    pub(super) slices: Vec<Slice>,
+    pub(super) changes: Changes,
 }
 
 impl Bench {
     /// Locks the lanes of what is there, then the slices of chunks that are in certain states. What was seen before a
     /// lane was locked may have moved: only what is read after counts.
-    async fn lay(
+    pub(super) async fn lay(
         session: &mut Session<'_>,
         id: SubscriptionId,
         chunks: &[i64],
@@ -51,7 +51,7 @@ impl Bench {
         Ok(Bench { id, views, slices, changes: Changes::default() })
     }
 
-    async fn done(self, session: &mut Session<'_>) -> Result<()> {
+    pub(super) async fn done(self, session: &mut Session<'_>) -> Result<()> {
         apply(session, self.id, &self.changes).await?;
         let lanes: Vec<&Lane> = self.views.values().map(|view| &view.lane).collect();
         write_lanes(session, &lanes).await

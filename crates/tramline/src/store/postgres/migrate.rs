@@ -17,6 +17,9 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (9, include_str!("migrations/0009_remote.sql")),
     (10, include_str!("migrations/0010_tally_child.sql")),
     (11, include_str!("migrations/0011_push.sql")),
+    (12, include_str!("migrations/0012_drop.sql")),
+    (13, include_str!("migrations/0013_sealed_token.sql")),
+    (14, include_str!("migrations/0014_schedule.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

@@ -4,7 +4,7 @@
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
 //!   an event
-//! - `tally`: sets of items that are tracked to completion
+//! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
@@ -13,6 +13,8 @@
 
 mod catalog;
 mod claim;
+mod compact;
+mod drops;
 mod emit;
 mod erase;
 mod idempotency;
@@ -25,8 +27,10 @@ mod order;
 mod push;
 mod remote;
 mod rows;
+mod schedule;
 mod session;
 mod settle;
+mod shed;
 mod step;
 mod store;
 mod sweep;

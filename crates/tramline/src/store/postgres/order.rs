@@ -93,7 +93,8 @@ macro_rules! candidates {
             ") r ON r.pos < coalesce(b.next, r.pos + 1) \
             LEFT JOIN unnest($11::bigint[], $12::bigint[], $13::bool[]) AS k(lane, epoch, closed) \
                 ON k.lane = l.lane AND k.epoch = l.epoch AND l.owner = $3 \
-            WHERE l.subscription = $1 AND l.halted_until <= $2 AND (l.owner = 0 OR l.owner = $3 OR l.until <= $2) \
+            WHERE l.subscription = $1 AND l.halted_until <= $2 AND (l.owner = 0 OR l.until <= $2 \
+                OR (l.owner = $3 AND (l.lane <> 1 OR ($14 AND k.lane IS NULL)))) \
             AND ($6 IS NULL OR ((l.lane & 4095) % $4 = $5) = $6) AND k.closed IS NOT TRUE \
             AND (($10 AND r.pos IS NOT NULL) OR (l.owner <> 0 AND l.until <= $2) \
                 OR ($14 AND l.owner = $3 AND k.lane IS NULL) \
@@ -270,7 +271,7 @@ async fn load_work(
             (SELECT * FROM tramline_slice s WHERE $7 AND s.subscription = $1 AND s.state = 2 AND s.lane = l.lane \
                 AND s.rank = 0 ORDER BY s.pos FETCH FIRST 1 ROW WITH TIES) \
             UNION ALL (SELECT * FROM tramline_slice s WHERE $7 AND s.subscription = $1 AND s.state = 3 \
-                AND s.lane = l.lane AND s.rank = 0 AND s.pos <= $5 ORDER BY s.pos LIMIT $8) \
+                AND s.lane = l.lane AND s.rank = 0 AND s.pos <= $5 ORDER BY s.pos, s.chunk, s.id LIMIT $8) \
             UNION ALL (SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
                 AND s.lane = l.lane AND s.rank = 0 AND s.pos > l.after AND s.pos < l.below \
                 ORDER BY s.pos FETCH FIRST $6 ROWS WITH TIES)) s";

@@ -162,6 +162,7 @@ async fn rows_of(
 pub(super) async fn apply(session: &mut Session<'_>, id: SubscriptionId, changes: &Changes) -> Result<()> {
     let ended = changes.ended.iter();
     session.end(ended.map(|&(chunk, mask, ending)| Ended { subscription: id, chunk, mask, ending }));
+    session.drop(id, &changes.dropped);
     unpark(session, id, &changes.unpark).await?;
     park(session, id, &changes.park).await?;
     gaps(session, id, changes).await?;

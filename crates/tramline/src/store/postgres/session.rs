@@ -1,12 +1,15 @@
 //! What every step inside a transaction needs: the connection, the time, the catalogue, and SQL with the schema in it.
 
-use super::catalog;
 use super::tally::ack::events_ended;
+use super::{catalog, drops};
 use crate::error::Result;
-use crate::model::id::{SubscriptionId, TallyId};
+use crate::model::dropped::DropReason;
+use crate::model::id::{ChunkId, SubscriptionId, TallyId};
+use crate::model::mask::Mask;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 pub(super) use crate::store::catalog::CatalogCache;
+use crate::store::drops::Drops;
 pub(super) use crate::store::tally::Ended;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row};
@@ -40,6 +43,7 @@ impl Texts {
         }
         let columns = sql.replace("{slice}", super::rows::SLICE).replace("{lane}", super::rows::LANE);
         let columns = columns.replace("{tally}", super::tally::rows::TALLY);
+        let columns = columns.replace("{schedule}", super::schedule::SCHEDULE);
         let text: Arc<str> = qualify(&columns, &self.schema).into();
         self.qualified.write().unwrap_or_else(PoisonError::into_inner).insert(sql, text.clone());
         text
@@ -132,6 +136,8 @@ pub(super) struct Session<'c> {
     pub(super) catalog: Arc<Catalog>,
     /// What ended in this step and may be items of tallies.
     ended: Vec<Ended>,
+    /// What subscriptions will never see because of this step.
+    drops: Drops,
 }
 
 impl<'c> Session<'c> {
@@ -162,7 +168,7 @@ impl<'c> Session<'c> {
             catalog = Arc::new(catalog::load(conn, texts).await?);
             cache.set(catalog.clone());
         }
-        Ok(Session { conn, texts, now, catalog, ended: Vec::new() })
+        Ok(Session { conn, texts, now, catalog, ended: Vec::new(), drops: Drops::default() })
     }
 
     /// Remembers that events have ended which may be items of tallies.
@@ -170,9 +176,16 @@ impl<'c> Session<'c> {
         self.ended.extend(ended);
     }
 
-    /// Ends the items of tallies whose events have ended, all at once and after everything else: parts of tallies are locked
-    /// after lanes and slices. Gives the tallies that have news. Every step ends with this.
+    /// Remembers that a subscription will never see events.
+    pub(super) fn drop(&mut self, by: SubscriptionId, dropped: &[(ChunkId, Mask, DropReason)]) {
+        dropped.iter().for_each(|&(chunk, mask, reason)| self.drops.add(by, reason, chunk, mask));
+    }
+
+    /// Writes down what was dropped, and ends the items of tallies whose events have ended, all at once and after everything
+    /// else: parts of tallies are locked after lanes and slices. Gives the tallies that have news. Every step ends with this.
     pub(super) async fn finish(&mut self) -> Result<Vec<TallyId>> {
+        let drops = std::mem::take(&mut self.drops);
+        drops::record(self, drops).await?;
         let ended = std::mem::take(&mut self.ended);
         if ended.is_empty() { Ok(Vec::new()) } else { events_ended(self, &ended).await }
     }

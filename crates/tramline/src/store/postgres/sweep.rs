@@ -1,6 +1,7 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
 use super::claim;
+use super::drops;
 use super::erase::erase;
 use super::look::workers;
 use super::remote;
@@ -8,6 +9,7 @@ use super::rows::{chunk, insert};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
+use crate::model::subscription::Topic;
 use crate::model::time::millis;
 use crate::store::backfill::slices_of;
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
@@ -115,11 +117,11 @@ async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
                       WHERE st.topic = $1 AND st.backfill_next <= st.backfill_until), 9223372036854775807) \
                   AND NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk) \
                   ORDER BY c.topic, c.chunk LIMIT $3 FOR UPDATE OF c SKIP LOCKED";
-    let remove = "DELETE FROM tramline_chunk c WHERE c.chunk = ANY($1) \
-                  AND NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk)";
     let catalog = session.catalog.clone();
+    let mut topics: Vec<&Topic> = catalog.topics().iter().collect();
+    topics.sort_by_key(|topic| topic.id);
     let mut removed = 0;
-    for topic in catalog.topics() {
+    for topic in topics {
         let left = i64::from(limit) - removed;
         let oldest = session.now.0.saturating_sub(millis(topic.retention));
         if left <= 0 || !is_due(session, topic.id, oldest).await? {
@@ -128,12 +130,35 @@ async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
         let query = session.query(choose).bind(topic.id.0).bind(oldest).bind(left);
         let rows = session.all(query).await?;
         let chosen: Vec<i64> = rows.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_>>()?;
-        if !chosen.is_empty() {
-            let query = session.query(remove).bind(chosen);
-            removed += session.run(query).await? as i64;
-        }
+        removed += remove_chunks(session, chosen).await?.0 as i64;
     }
     Ok(removed.cast_unsigned())
+}
+
+/// Removes those of the locked chunks that nothing refers to, and goes on counting their events. Gives how many chunks, and how
+/// many events.
+pub(super) async fn remove_chunks(session: &mut Session<'_>, chunks: Vec<i64>) -> Result<(u64, u64)> {
+    if chunks.is_empty() {
+        return Ok((0, 0));
+    }
+    let sql = "WITH gone AS (DELETE FROM tramline_chunk c WHERE c.chunk = ANY($1) \
+               AND NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk) RETURNING c.topic, c.count) \
+               SELECT g.topic, count(*), sum(g.count)::bigint FROM gone g GROUP BY g.topic";
+    let query = session.query(sql).bind(chunks);
+    let (mut topics, mut counts, mut removed) = (Vec::new(), Vec::new(), 0);
+    for row in session.all(query).await? {
+        topics.push(row.try_get::<i64, _>(0)?);
+        removed += row.try_get::<i64, _>(1)?;
+        counts.push(row.try_get::<i64, _>(2)?);
+    }
+    let events: i64 = counts.iter().sum();
+    // In the order of their numbers: two nodes that remove at once wait for each other and never in a circle.
+    let sql = "UPDATE tramline_topic t SET removed_events = t.removed_events + l.events FROM ( \
+               SELECT u.topic, u.events FROM unnest($1::bigint[], $2::bigint[]) AS u(topic, events) \
+               JOIN tramline_topic o ON o.id = u.topic ORDER BY u.topic FOR UPDATE OF o) l WHERE t.id = l.topic";
+    let query = session.query(sql).bind(topics).bind(counts);
+    session.run(query).await?;
+    Ok((removed.cast_unsigned(), events.cast_unsigned()))
 }
 
 /// True if the oldest chunk of a topic is past its retention. Chunks ascend in time, so nothing else has to be read.
@@ -154,6 +179,7 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     let query = session.query("DELETE FROM tramline_rule WHERE until <= $1").bind(session.now.0);
     session.run(query).await?;
     remote::expire(session, limit).await?;
+    drops::expire(session, limit).await?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - $1";
     let query = session.query(sql).bind(AUDIT_KEPT);
     session.run(query).await.map(|_| ())

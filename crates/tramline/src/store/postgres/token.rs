@@ -10,7 +10,8 @@ use sqlx::postgres::PgRow;
 
 pub(super) async fn put(session: &mut Session<'_>, token: &Token) -> Result<Token> {
     let row = TokenRow::new(token, session.now)?;
-    let sql = "INSERT INTO tramline_token VALUES ($1, $2, $3, $4, $5, $6, $7, NULL) ON CONFLICT DO NOTHING";
+    let sql =
+        "INSERT INTO tramline_token VALUES ($1, $2, $3, $4, $5, $6, $7, NULL, $8) ON CONFLICT DO NOTHING";
     let query = session
         .query(sql)
         .bind(row.name.clone())
@@ -19,13 +20,14 @@ pub(super) async fn put(session: &mut Session<'_>, token: &Token) -> Result<Toke
         .bind(row.topics.clone())
         .bind(row.subscriptions.clone())
         .bind(row.created_at)
-        .bind(row.expires_at);
+        .bind(row.expires_at)
+        .bind(row.sealed.clone());
     if session.run(query).await? == 1 { row.read() } else { Err(taken(&token.name)) }
 }
 
 pub(super) async fn all(session: &mut Session<'_>) -> Result<Vec<Token>> {
-    let sql = "SELECT name, hash, scopes, topics, subscriptions, created_at, expires_at, used_at FROM tramline_token \
-               ORDER BY name";
+    let sql = "SELECT name, hash, scopes, topics, subscriptions, created_at, expires_at, used_at, sealed \
+               FROM tramline_token ORDER BY name";
     let query = session.query(sql);
     let rows = session.all(query).await?;
     let token = |row: &PgRow| {
@@ -38,6 +40,7 @@ pub(super) async fn all(session: &mut Session<'_>) -> Result<Vec<Token>> {
             created_at: row.try_get(5)?,
             expires_at: row.try_get(6)?,
             used_at: row.try_get(7)?,
+            sealed: row.try_get(8)?,
         }
         .read()
     };

@@ -107,7 +107,7 @@ fn insert_topic(session: &Session<'_>, name: &str, settings: &TopicSettings) -> 
         name: Arc::from(name),
         lanes: settings.lanes.unwrap_or(DEFAULT_LANES),
         retention: settings.retention.unwrap_or(DEFAULT_RETENTION),
-        owner: settings.owner(None),
+        owner: settings.owner(None)?,
         created_at: session.now,
     };
     let sql = "INSERT INTO tramline_topic (id, name, lanes, retention_ms, created_at, owner) VALUES (?, ?, ?, ?, ?, ?)";
@@ -228,7 +228,9 @@ fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     erase::mark(session.conn, Deleted::Subscription(id))?;
-    for table in ["lane", "rule", "audit", "remote", "push", "attempt", "subscription_topic"] {
+    let tables =
+        ["lane", "rule", "audit", "remote", "push", "attempt", "drop", "drop_total", "subscription_topic"];
+    for table in tables {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
     }
     session.conn.execute("DELETE FROM tramline_subscription WHERE id = ?", [id.0])?;

@@ -1,6 +1,7 @@
 //! Claim where there is no order. Ordered subscriptions: see [`super::order`].
 
 use super::catalog::stopped_by;
+use super::compact::compact;
 use super::order;
 use super::rows::{SLICE, apply, one_chunk, slice};
 use super::session::Session;
@@ -13,6 +14,7 @@ use crate::plan::Changes;
 use crate::plan::claim::{Taker, take};
 use crate::plan::expire::expire;
 use crate::store::claimed::RawClaim;
+use crate::store::compact::ROUNDS;
 use crate::store::verbs::{Claim, Suspects};
 use rusqlite::Connection;
 
@@ -33,11 +35,21 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
         return Ok(raw);
     }
     raw.backfilling = backfilling(session.conn, claim.subscription)?;
-    let mut taker = Taker::new(claim, &subscription.policy, session.now);
-    if subscription.policy.is_ordered() {
-        order::claim(session, claim, &subscription.policy, &mut taker, &mut raw)?;
-    } else {
-        unordered(session, claim, &subscription.policy, &mut taker, &mut raw)?;
+    let policy = &subscription.policy;
+    for _ in 0..ROUNDS {
+        let mut taker = Taker::new(claim, policy, session.now);
+        if policy.is_ordered() {
+            order::claim(session, claim, policy, &mut taker, &mut raw)?;
+        } else {
+            unordered(session, claim, policy, &mut taker, &mut raw)?;
+        }
+        let gave_way = policy.compact && compact(session, claim.subscription, &mut raw)?;
+        if gave_way {
+            raw.next_due = Some(session.now);
+        }
+        if !gave_way || !raw.slices.is_empty() {
+            break;
+        }
     }
     raw.news = session.finish()?;
     if raw.missing().len() <= FEW {

@@ -1,12 +1,13 @@
 //! Removes the rows of what was deleted, in steps.
 
-use super::rows::slices;
+use super::rows::{one_lane, slices, write_lane};
 use super::session::{Ended, Session};
 use crate::error::Result;
-use crate::model::id::{SubscriptionId, TopicId};
+use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
 use crate::model::tally::Ending;
-use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, within_a_step};
+use crate::plan::LaneView;
+use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, taken_in_line, within_a_step};
 use rusqlite::{Connection, OptionalExtension, params};
 
 /// All lanes there can be.
@@ -123,15 +124,31 @@ fn erase_left(
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([topic.0, next, limit], |row| row.get(0))?;
     let chunks: Vec<i64> = rows.collect::<rusqlite::Result<_>>()?;
+    let mut taken = 0;
     for chunk in &chunks {
-        erase_slices(session, &slices(conn, "chunk = ? AND subscription = ?", &[*chunk, id.0])?)?;
+        let found = slices(conn, "chunk = ? AND subscription = ?", &[*chunk, id.0])?;
+        taken += taken_in_line(&found);
+        erase_slices(session, &found)?;
     }
+    free_line(conn, id, taken)?;
     if let Some(last) = chunks.last() {
         let sql = "UPDATE tramline_deleted SET next = ? WHERE topic = ? AND subscription = ?";
         conn.prepare_cached(sql)?.execute([last + 1, topic.0, id.0])?;
     }
     let looked = chunks.len() as i64;
     Ok(looked + erase_marks(conn, id, lanes_of(topic), limit - looked)?)
+}
+
+/// A line of all events outlives its topics: it holds less now.
+fn free_line(conn: &Connection, id: SubscriptionId, taken: i64) -> Result<()> {
+    if taken == 0 {
+        return Ok(());
+    }
+    let Some(lane) = one_lane(conn, id, LaneId::WHOLE)? else { return Ok(()) };
+    let mut view = LaneView::new(lane);
+    view.lane.leased -= taken;
+    view.let_go();
+    write_lane(conn, &view.lane)
 }
 
 /// What will never be done fails, where it is an item of a tally.

@@ -4,7 +4,7 @@ use super::catalog::rules;
 use super::rows::{CHUNK, blocked_by, chunk, lanes, one_chunk, one_lane, slices};
 use super::session::Session;
 use crate::error::Result;
-use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId};
+use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
@@ -173,4 +173,14 @@ pub(super) fn workers(conn: &Connection) -> Result<Vec<Worker>> {
         })
     })?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// How many events were ever emitted to each topic: those that are there, by the index `tramline_chunk_topic`, and those that
+/// were removed. A counter that every emit raises would be a row that all emits wait for.
+pub(super) fn topic_totals(conn: &Connection) -> Result<Vec<(TopicId, u64)>> {
+    let sql = "SELECT t.id, t.removed_events + coalesce((SELECT sum(c.count) FROM tramline_chunk c WHERE c.topic = t.id), 0) \
+               FROM tramline_topic t ORDER BY t.id";
+    let mut statement = conn.prepare_cached(sql)?;
+    let total = |row: &rusqlite::Row<'_>| Ok((TopicId(row.get(0)?), row.get::<_, i64>(1)?.cast_unsigned()));
+    Ok(statement.query_map([], total)?.collect::<rusqlite::Result<_>>()?)
 }

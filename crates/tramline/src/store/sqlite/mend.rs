@@ -53,25 +53,27 @@ fn chosen_by_id(session: &Session<'_>, id: SubscriptionId, ids: &[EventId]) -> R
     Ok(chosen)
 }
 
-/// Changes one slice, under the lock of its lane if it has one.
-fn change(
+/// Changes one slice, under the lock of its lane if it has one. True if something may be claimed now that could not before.
+pub(super) fn change(
     session: &Session<'_>,
     slice: &Slice,
     decide: impl FnOnce(Option<&mut LaneView>, &mut Changes),
-) -> Result<()> {
+) -> Result<bool> {
     let mut changes = Changes::default();
     let lane =
         if slice.is_ordered() { one_lane(session.conn, slice.subscription, slice.lane)? } else { None };
     let Some(lane) = lane else {
         decide(None, &mut changes);
-        return apply(session, slice.subscription, &changes);
+        apply(session, slice.subscription, &changes)?;
+        return Ok(changes.wake);
     };
     let mut view = LaneView::new(lane);
     load_keys(session, &mut view, [slice.chunk].into_iter(), &mut RawClaim::default())?;
     load_marks(session.conn, &mut view, std::slice::from_ref(slice))?;
     decide(Some(&mut view), &mut changes);
     apply(session, slice.subscription, &changes)?;
-    write_lane(session.conn, &view.lane)
+    write_lane(session.conn, &view.lane)?;
+    Ok(changes.wake)
 }
 
 pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<str>>> {

@@ -13,6 +13,9 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (6, include_str!("migrations/0006_remote.sql")),
     (7, include_str!("migrations/0007_tally_child.sql")),
     (8, include_str!("migrations/0008_push.sql")),
+    (9, include_str!("migrations/0009_drop.sql")),
+    (10, include_str!("migrations/0010_sealed_token.sql")),
+    (11, include_str!("migrations/0011_schedule.sql")),
 ];
 
 /// All migrations as SQL, to be read or run by hand.

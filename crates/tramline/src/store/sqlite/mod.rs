@@ -3,12 +3,14 @@
 //! - `store`: the verbs
 //! - `writer`, `readers`, `session`: how a step gets a connection, the time and the catalogue
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
-//! - `tally`: sets of items that are tracked to completion
+//! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
 mod catalog;
 mod claim;
+mod compact;
+mod drops;
 mod emit;
 mod erase;
 mod look;
@@ -19,8 +21,10 @@ mod push;
 mod readers;
 mod remote;
 mod rows;
+mod schedule;
 mod session;
 mod settle;
+mod shed;
 mod store;
 mod sweep;
 mod tally;

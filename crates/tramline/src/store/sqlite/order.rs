@@ -313,19 +313,26 @@ pub(super) fn load_keys(
         if view.keys.contains_key(&chunk) {
             continue;
         }
-        let events = match raw.decoded.get(&chunk) {
-            Some(events) => events.clone(),
-            None => {
-                let Some(row) = one_chunk(session.conn, chunk)? else { continue };
-                let events: Arc<[StoredEvent]> = row.decode(&session.catalog.topic_name(row.topic))?.into();
-                raw.decoded.insert(chunk, events.clone());
-                events
-            }
-        };
+        let Some(events) = decoded(session, chunk, raw)? else { continue };
         let keys: Vec<Option<Arc<str>>> = events.iter().map(|event| event.key.clone()).collect();
         view.keys.insert(chunk, keys.into());
     }
     Ok(())
+}
+
+/// The events of a chunk; `None` if it is gone.
+pub(super) fn decoded(
+    session: &Session<'_>,
+    chunk: ChunkId,
+    raw: &mut RawClaim,
+) -> Result<Option<Arc<[StoredEvent]>>> {
+    if let Some(events) = raw.decoded.get(&chunk) {
+        return Ok(Some(events.clone()));
+    }
+    let Some(row) = one_chunk(session.conn, chunk)? else { return Ok(None) };
+    let events: Arc<[StoredEvent]> = row.decode(&session.catalog.topic_name(row.topic))?.into();
+    raw.decoded.insert(chunk, events.clone());
+    Ok(Some(events))
 }
 
 /// Fills in which keys of these slices are parked or have gaps. Lanes without marks cost nothing.

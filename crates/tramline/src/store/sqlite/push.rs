@@ -18,6 +18,7 @@ pub(super) fn record(session: &Session<'_>, record: &RecordPush) -> Result<Recor
     let push = sending(session.catalog.require_subscription(record.subscription)?)?;
     let mut health = standing(session, record.subscription)?;
     let mut disabled_now = false;
+    health.count(record.counted.events, record.counted.batches);
     let mut insert =
         conn.prepare_cached("INSERT INTO tramline_attempt (subscription, entry) VALUES (?, ?)")?;
     let kept = record.attempts.len().saturating_sub(ATTEMPTS_KEPT);

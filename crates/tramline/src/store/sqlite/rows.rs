@@ -154,6 +154,7 @@ pub(super) fn apply(session: &Session<'_>, subscription: SubscriptionId, changes
         mask,
         ending,
     }));
+    session.drop(subscription, &changes.dropped);
     for (lane, key) in &changes.unpark {
         unpark(conn, subscription, *lane, key)?;
     }

@@ -1,13 +1,15 @@
 //! What every step inside a transaction needs: the connection, the time and the catalogue.
 
-use super::catalog;
 use super::tally::ack::events_ended;
+use super::{catalog, drops};
 use crate::error::Result;
+use crate::model::dropped::DropReason;
 use crate::model::id::{ChunkId, SubscriptionId, TallyId};
 use crate::model::mask::Mask;
 use crate::model::tally::Ending;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
+use crate::store::drops::Drops;
 use rusqlite::Connection;
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +21,8 @@ pub(super) struct Session<'a> {
     pub(super) catalog: Arc<Catalog>,
     /// What ended in this step and may be items of tallies.
     ended: RefCell<Vec<Ended>>,
+    /// What subscriptions will never see because of this step.
+    drops: RefCell<Drops>,
 }
 
 /// Events of one chunk that have ended in a subscription.
@@ -39,7 +43,13 @@ impl<'a> Session<'a> {
             Some(now) => now,
             None => store_time(conn)?,
         };
-        Ok(Session { conn, now, catalog: cache.get(conn)?, ended: RefCell::default() })
+        Ok(Session {
+            conn,
+            now,
+            catalog: cache.get(conn)?,
+            ended: RefCell::default(),
+            drops: RefCell::default(),
+        })
     }
 
     /// Remembers that events have ended which may be items of tallies.
@@ -47,9 +57,16 @@ impl<'a> Session<'a> {
         self.ended.borrow_mut().extend(ended);
     }
 
-    /// Ends the items of tallies whose events have ended, all at once. Gives the tallies that have news. Every step ends with
-    /// this.
+    /// Remembers that a subscription will never see events.
+    pub(super) fn drop(&self, by: SubscriptionId, dropped: &[(ChunkId, Mask, DropReason)]) {
+        let mut drops = self.drops.borrow_mut();
+        dropped.iter().for_each(|&(chunk, mask, reason)| drops.add(by, reason, chunk, mask));
+    }
+
+    /// Writes down what was dropped, and ends the items of tallies whose events have ended, all at once. Gives the tallies that
+    /// have news. Every step ends with this.
     pub(super) fn finish(&self) -> Result<Vec<TallyId>> {
+        drops::record(self, self.drops.take())?;
         let ended = self.ended.take();
         if ended.is_empty() { Ok(Vec::new()) } else { events_ended(self, &ended) }
     }

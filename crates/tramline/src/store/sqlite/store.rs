@@ -3,12 +3,15 @@
 use super::session::{Session, store_time};
 use super::writer::Durable;
 use super::{
-    SqliteStore, catalog, claim, emit, gather, look, mend, push, remote, settle, sweep, tally, token,
+    SqliteStore, catalog, claim, drops, emit, gather, look, mend, push, remote, schedule, settle, shed,
+    sweep, tally, token,
 };
 use crate::error::Result;
+use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
-use crate::model::id::{EventId, SubscriptionId};
+use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::model::rule::AuditEntry;
+use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
@@ -30,6 +33,10 @@ impl Store for SqliteStore {
 
     async fn topics(&self) -> Result<Vec<Topic>> {
         self.read(None, |session| Ok(session.catalog.topics().to_vec())).await
+    }
+
+    async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>> {
+        self.read(None, |session| look::topic_totals(session.conn)).await
     }
 
     async fn delete_topic(&self, name: &str) -> Result<()> {
@@ -236,6 +243,51 @@ impl Store for SqliteStore {
         self.write(Durable::Yes, sweep.now, move |session| tally::sweep::sweep(session, sweep)).await
     }
 
+    async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule> {
+        self.write(Durable::Yes, put.now, move |session| schedule::put(session, &put)).await
+    }
+
+    async fn declare_schedules(&self, declare: DeclareSchedules) -> Result<Vec<StoredSchedule>> {
+        self.write(Durable::Yes, declare.now, move |session| schedule::declare(session, &declare)).await
+    }
+
+    async fn schedules(&self, list: ListSchedules) -> Result<Vec<StoredSchedule>> {
+        self.read(None, move |session| schedule::list(session.conn, &list)).await
+    }
+
+    async fn schedule(&self, name: &str) -> Result<Option<StoredSchedule>> {
+        let name = name.to_owned();
+        self.read(None, move |session| schedule::get(session.conn, &name)).await
+    }
+
+    async fn delete_schedule(&self, name: &str) -> Result<()> {
+        let name = name.to_owned();
+        self.write(Durable::Yes, None, move |session| schedule::delete(session.conn, &name)).await
+    }
+
+    async fn pause_schedule(&self, pause: PauseSchedule) -> Result<StoredSchedule> {
+        let step = move |session: &Session<'_>| schedule::pause(session, &pause.name, pause.paused);
+        self.write(Durable::Yes, pause.now, step).await
+    }
+
+    async fn run_schedule(&self, run: NameSchedule) -> Result<Emission> {
+        let cache = self.cache.clone();
+        let step = move |session: &Session<'_>| schedule::run(session, &run.name, &cache);
+        self.write(Durable::Yes, run.now, step).await
+    }
+
+    async fn tick(&self, tick: Tick) -> Result<Ticked> {
+        // Most ticks find nothing: those wait for no writer.
+        let look = |session: &Session<'_>| Ok((schedule::next(session.conn)?, session.now));
+        let (next, now) = self.read(tick.now, look).await?;
+        if next.is_none_or(|next| next > now.0) {
+            return Ok(Ticked { next: next.map(Time), now, ..Ticked::default() });
+        }
+        let cache = self.cache.clone();
+        let step = move |session: &Session<'_>| schedule::tick(session, tick, &cache);
+        self.write(Durable::Yes, tick.now, step).await
+    }
+
     async fn put_token(&self, put: PutToken) -> Result<Token> {
         self.write(Durable::Yes, put.now, move |session| token::put(session, &put.token)).await
     }
@@ -271,6 +323,22 @@ impl Store for SqliteStore {
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.write(Durable::Yes, sweep.now, move |session| sweep::sweep(session, &sweep)).await
+    }
+
+    async fn size(&self) -> Result<StoreSize> {
+        self.read(None, |session| shed::size(session.conn)).await
+    }
+
+    async fn shed(&self, shed: Shed) -> Result<Shedded> {
+        self.write(Durable::Yes, shed.now, move |session| shed::shed(session, &shed)).await
+    }
+
+    async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
+        self.read(None, move |session| drops::list(session.conn, &list)).await
+    }
+
+    async fn drop_totals(&self) -> Result<Vec<DropTotal>> {
+        self.read(None, |session| drops::totals(session.conn)).await
     }
 
     async fn now(&self) -> Result<Time> {

@@ -1,6 +1,7 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
 use super::claim;
+use super::drops;
 use super::erase::erase;
 use super::look::workers;
 use super::remote;
@@ -12,7 +13,7 @@ use crate::model::time::millis;
 use crate::store::backfill::slices_of;
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
 use rusqlite::{Connection, OptionalExtension, params};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How many chunks one step of a back-fill writes.
 const BACKFILL_STEP: i64 = 64;
@@ -99,10 +100,8 @@ fn backfills(conn: &Connection) -> Result<Vec<SubscriptionId>> {
 
 /// Removes chunks past their retention, oldest first. What a slice refers to, or a back-fill has still to read, stays.
 fn retire(session: &Session<'_>, limit: u32) -> Result<u64> {
-    let sql = "DELETE FROM tramline_chunk WHERE chunk IN ( \
-               SELECT chunk FROM tramline_chunk AS c WHERE topic = ?1 AND emitted_at < ?2 AND chunk < ?3 \
-               AND NOT EXISTS (SELECT 1 FROM tramline_slice AS s WHERE s.chunk = c.chunk) \
-               ORDER BY topic, chunk LIMIT ?4)";
+    let sql = "SELECT chunk FROM tramline_chunk AS c WHERE topic = ? AND emitted_at < ? AND chunk < ? \
+               AND NOT EXISTS (SELECT 1 FROM tramline_slice AS s WHERE s.chunk = c.chunk) ORDER BY topic, chunk LIMIT ?";
     let mut removed = 0;
     for topic in session.catalog.topics() {
         let left = i64::from(limit) - removed;
@@ -111,9 +110,28 @@ fn retire(session: &Session<'_>, limit: u32) -> Result<u64> {
             continue;
         }
         let until = backfill_floor(session.conn, topic.id)?;
-        removed += session.conn.prepare_cached(sql)?.execute([topic.id.0, oldest, until, left])? as i64;
+        let mut statement = session.conn.prepare_cached(sql)?;
+        let rows = statement.query_map([topic.id.0, oldest, until, left], |row| row.get(0))?;
+        let chunks: Vec<i64> = rows.collect::<rusqlite::Result<_>>()?;
+        removed += remove_chunks(session.conn, &chunks)?.0 as i64;
     }
     Ok(removed.cast_unsigned())
+}
+
+/// Removes chunks that nothing refers to, and goes on counting their events. Gives how many chunks, and how many events.
+pub(super) fn remove_chunks(conn: &Connection, chunks: &[i64]) -> Result<(u64, u64)> {
+    let mut delete =
+        conn.prepare_cached("DELETE FROM tramline_chunk WHERE chunk = ? RETURNING topic, count")?;
+    let mut events: BTreeMap<i64, i64> = BTreeMap::new();
+    for chunk in chunks {
+        let (topic, count): (i64, i64) = delete.query_row([chunk], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        *events.entry(topic).or_default() += count;
+    }
+    let sql = "UPDATE tramline_topic SET removed_events = removed_events + ? WHERE id = ?";
+    for (topic, count) in &events {
+        conn.prepare_cached(sql)?.execute([count, topic])?;
+    }
+    Ok((chunks.len() as u64, events.into_values().sum::<i64>().cast_unsigned()))
 }
 
 /// True if the oldest chunk of a topic is past its retention. Chunks ascend in time, so nothing else has to be read.
@@ -123,7 +141,7 @@ fn is_due(conn: &Connection, topic: TopicId, oldest: i64) -> Result<bool> {
     Ok(first.is_some_and(|first| first < oldest))
 }
 
-fn backfill_floor(conn: &Connection, topic: TopicId) -> Result<i64> {
+pub(super) fn backfill_floor(conn: &Connection, topic: TopicId) -> Result<i64> {
     let sql = "SELECT coalesce(min(backfill_next), 9223372036854775807) FROM tramline_subscription_topic \
                WHERE topic = ? AND backfill_next <= backfill_until";
     Ok(conn.prepare_cached(sql)?.query_row([topic.0], |row| row.get(0))?)
@@ -136,6 +154,7 @@ fn expire_entries(session: &Session<'_>, limit: u32) -> Result<()> {
     conn.prepare_cached(sql)?.execute([now, limit])?;
     conn.prepare_cached("DELETE FROM tramline_rule WHERE until <= ?")?.execute([now])?;
     remote::expire(conn, session.now, limit)?;
+    drops::expire(session, limit)?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - ?";
     conn.prepare_cached(sql)?.execute([AUDIT_KEPT])?;
     Ok(())

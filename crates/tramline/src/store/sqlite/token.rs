@@ -9,7 +9,7 @@ use rusqlite::{Connection, params};
 
 pub(super) fn put(session: &Session<'_>, token: &Token) -> Result<Token> {
     let row = TokenRow::new(token, session.now)?;
-    let sql = "INSERT INTO tramline_token VALUES (?, ?, ?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING";
+    let sql = "INSERT INTO tramline_token VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?) ON CONFLICT DO NOTHING";
     let values = params![
         row.name,
         row.hash,
@@ -17,15 +17,16 @@ pub(super) fn put(session: &Session<'_>, token: &Token) -> Result<Token> {
         row.topics,
         row.subscriptions,
         row.created_at,
-        row.expires_at
+        row.expires_at,
+        row.sealed
     ];
     let stored = session.conn.prepare_cached(sql)?.execute(values)?;
     if stored == 1 { row.read() } else { Err(taken(&token.name)) }
 }
 
 pub(super) fn all(conn: &Connection) -> Result<Vec<Token>> {
-    let sql = "SELECT name, hash, scopes, topics, subscriptions, created_at, expires_at, used_at FROM tramline_token \
-               ORDER BY name";
+    let sql = "SELECT name, hash, scopes, topics, subscriptions, created_at, expires_at, used_at, sealed \
+               FROM tramline_token ORDER BY name";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         Ok(TokenRow {
@@ -37,6 +38,7 @@ pub(super) fn all(conn: &Connection) -> Result<Vec<Token>> {
             created_at: row.get(5)?,
             expires_at: row.get(6)?,
             used_at: row.get(7)?,
+            sealed: row.get(8)?,
         })
     })?;
     rows.map(|row| row?.read()).collect()

@@ -6,7 +6,9 @@ mod emit;
 mod look;
 mod mend;
 mod push;
+mod schedule;
 mod settle;
+mod shed;
 mod sweep;
 mod token;
 
@@ -16,9 +18,14 @@ pub use emit::{Emission, Emit};
 pub use look::{DeadEvent, Delivery, EventView, FindEvent, Head, LogPage, Page, ParkedKey, ReadLog, Stats};
 pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Which};
 pub use push::{
-    ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded, Steer,
-    SteerPush,
+    ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded, Sent,
+    Steer, SteerPush,
+};
+pub use schedule::{
+    DeclareSchedules, ListSchedules, MAX_SCHEDULES, NameSchedule, Over, PauseSchedule, PutSchedule, Tick,
+    Ticked,
 };
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
+pub use shed::{DropTotal, ListDrops, Shed, Shedded, StoreSize, Surplus};
 pub use sweep::{Beat, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
 pub use token::PutToken;

@@ -15,8 +15,19 @@ pub struct RecordPush {
     pub subscription: SubscriptionId,
     /// What was tried, oldest first.
     pub attempts: Vec<Attempt>,
+    /// What was delivered before that and is only counted.
+    pub counted: Sent,
     /// Test time.
     pub now: Option<Time>,
+}
+
+/// Deliveries that nobody looks at one by one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Acknowledged events.
+    pub events: u64,
+    /// Acknowledged batches.
+    pub batches: u64,
 }
 
 /// What followed from attempts.

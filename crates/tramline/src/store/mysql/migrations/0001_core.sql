@@ -13,13 +13,15 @@ CREATE TABLE IF NOT EXISTS tramline_chunk_number (
     chunk BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY
 ) ENGINE = InnoDB;
 
+-- removed_events: those of chunks that were removed; with those that are there, all that were ever emitted to the topic.
 CREATE TABLE IF NOT EXISTS tramline_topic (
     id           BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     name         VARBINARY(255) NOT NULL UNIQUE,
     lanes        INT NOT NULL,
     retention_ms BIGINT NOT NULL,
     created_at   BIGINT NOT NULL,
-    owner        VARBINARY(255)
+    owner        VARBINARY(255),
+    removed_events BIGINT NOT NULL DEFAULT 0
 ) ENGINE = InnoDB;
 
 CREATE TABLE IF NOT EXISTS tramline_subscription (
@@ -71,7 +73,8 @@ CREATE TABLE IF NOT EXISTS tramline_audit (
     KEY tramline_audit_subscription (subscription, id)
 ) ENGINE = InnoDB;
 
--- Events, up to 64 in a row; written once. prevs and mains are JSON arrays of event ids, NULL where all are zero.
+-- Events, up to 64 in a row; written once. Sums over chunks, and the search for those that can go, read the index only: the rows
+-- carry payloads. prevs and mains are JSON arrays of event ids, NULL where all are zero.
 CREATE TABLE IF NOT EXISTS tramline_chunk (
     chunk      BIGINT NOT NULL PRIMARY KEY,
     topic      BIGINT NOT NULL,
@@ -82,7 +85,7 @@ CREATE TABLE IF NOT EXISTS tramline_chunk (
     prevs      BLOB,
     mains      BLOB,
     body       LONGBLOB NOT NULL,
-    KEY tramline_chunk_topic (topic, chunk)
+    KEY tramline_chunk_topic (topic, chunk, count, bytes)
 ) ENGINE = InnoDB;
 
 -- What is left to do. The primary key ascends with the chunks and finds the slices of an event; the one index serves every claim:

@@ -150,7 +150,8 @@ BEGIN
     END IF;
 END $$;
 
--- Whether the filter of a subscription lets an event pass: the same as model::filter. A payload that is not JSON has no fields.
+-- Whether the filter of a subscription lets an event pass: the same as model::filter. A payload that is not JSON has no fields;
+-- nor has one with a zero character in it, which jsonb cannot hold.
 CREATE FUNCTION tramline_passes(
     filter jsonb, type text, key text, headers jsonb, payload bytea, content_type text
 ) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
@@ -159,6 +160,7 @@ DECLARE
     field text;
     found jsonb;
     body jsonb;
+    step text;
 BEGIN
     FOR condition IN SELECT c.value FROM jsonb_array_elements(coalesce(filter, '[]')) c LOOP
         field := condition ->> 'field';
@@ -173,7 +175,15 @@ BEGIN
             WHEN field = 'type' THEN to_jsonb(type)
             WHEN field = 'key' THEN to_jsonb(key)
             WHEN field LIKE 'header.%' THEN headers -> substr(field, 8)
-            ELSE body #> string_to_array(substr(field, 9), '.') END;
+            ELSE body END;
+        IF field LIKE 'payload.%' THEN
+            -- Step by step: #> would count negative numbers from the end.
+            FOREACH step IN ARRAY string_to_array(substr(field, 9), '.') LOOP
+                found := CASE
+                    WHEN jsonb_typeof(found) = 'object' THEN found -> step
+                    WHEN jsonb_typeof(found) = 'array' AND step ~ '^[+]?[0-9]{1,9}$' THEN found -> step::int END;
+            END LOOP;
+        END IF;
         IF NOT coalesce(found = condition -> 'equals', false)
             AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements(condition -> 'in') v WHERE v.value = found)
             AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(condition -> 'prefix') p
@@ -260,6 +270,7 @@ BEGIN
     INTO subscriptions, lanes
     FROM tramline_subscription_topic st JOIN tramline_subscription s ON s.id = st.subscription
     WHERE st.topic = topic_id
+    AND NOT coalesce(s.policy::jsonb -> 'draining' @> to_jsonb(topic_name), false)
     AND tramline_passes(s.policy::jsonb -> 'filter', type, event_key, headers, payload, content_type);
 
     meta := json_build_array(json_build_array(type, event_key,

@@ -1,0 +1,213 @@
+//! The order of arrival: push subscriptions that get all their events in one line, one batch after the other.
+
+use crate::bed::*;
+
+conformance![
+    events_of_all_topics_come_in_the_order_of_their_arrival,
+    one_claim_at_a_time_is_under_way,
+    what_was_taken_and_forgotten_is_given_out_again,
+    a_failed_event_halts_everything,
+    of_a_batch_only_what_failed_comes_again,
+    failures_with_different_delays_come_again_in_order,
+    an_event_that_is_out_of_attempts_stops_nobody,
+    an_expired_lease_is_no_crash,
+    a_batch_that_is_given_back_comes_again_whole,
+    a_backfill_of_several_topics_keeps_the_order,
+    leaving_a_topic_takes_its_events_out_of_the_line,
+    leaving_a_topic_frees_the_line,
+    a_topic_joins_the_line_later,
+    keys_mean_nothing_in_the_line,
+];
+
+const TOPICS: [&str; 3] = ["orders", "refunds", "users"];
+
+async fn line(bed: &Bed) -> Queue {
+    bed.queue_named("queue", &TOPICS, arrival()).await
+}
+
+async fn emit_to(bed: &Bed, topics: &[&str]) -> Vec<EventId> {
+    let mut ids = Vec::new();
+    for topic in topics {
+        ids.push(bed.emit(Event::new(*topic, "x").key("a")).await);
+    }
+    ids
+}
+
+async fn events_of_all_topics_come_in_the_order_of_their_arrival(bed: Bed) {
+    let queue = line(&bed).await;
+    let mut emitted = emit_to(&bed, &["users", "orders", "refunds", "orders", "users"]).await;
+    let unit = vec![Event::new("orders", "x"), Event::new("orders", "x").priority(0)];
+    emitted.extend(bed.emit_together(unit).await.iter().map(|event| event.id));
+    let mut seen = Vec::new();
+    for count in [1, 3, 2, 9] {
+        let claimed = queue.claim(count).await;
+        seen.extend(ids(&claimed));
+        assert!(queue.done(&claimed).await);
+    }
+    assert_eq!(seen, emitted);
+}
+
+async fn one_claim_at_a_time_is_under_way(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders", "users", "orders"]).await;
+    let first = queue.claim_by(ANNA, 2).await;
+    for owner in [ANNA, BERT] {
+        assert!(ids(&queue.claim_by(owner, 9).await).is_empty(), "a batch is under way");
+    }
+    queue.settle_each(&first, &[(emitted[0], Outcome::Done)]).await;
+    assert!(ids(&queue.claim_by(BERT, 9).await).is_empty(), "half a batch is under way");
+    queue.settle_each(&first, &[(emitted[1], Outcome::Done)]).await;
+    assert_eq!(ids(&queue.claim_by(BERT, 9).await), [emitted[2]]);
+}
+
+/// A claim whose answer was lost on the way.
+async fn what_was_taken_and_forgotten_is_given_out_again(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders", "users"]).await;
+    queue.claim(1).await;
+    let again = queue.take(Claim { known: Known::Only(Vec::new()), ..queue.wish(9) }).await;
+    assert_eq!(ids(&again), emitted);
+}
+
+async fn a_failed_event_halts_everything(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders", "users", "refunds"]).await;
+    let claimed = queue.claim(1).await;
+    queue.settle(&claimed, Outcome::retry("no")).await;
+    let halted = queue.claim(9).await;
+    assert!(ids(&halted).is_empty());
+    assert_eq!(halted.next_due, Some(bed.time().after(seconds(60))));
+    bed.pass(seconds(59));
+    assert!(ids(&queue.claim(9).await).is_empty());
+    bed.pass(seconds(1));
+    assert_eq!(queue.drain().await, emitted);
+}
+
+async fn of_a_batch_only_what_failed_comes_again(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders", "users", "refunds", "orders"]).await;
+    let claimed = queue.claim(3).await;
+    let outcomes =
+        [(emitted[0], Outcome::Done), (emitted[1], Outcome::retry("no")), (emitted[2], Outcome::Done)];
+    assert_eq!(queue.settle_each(&claimed, &outcomes).await, [true; 3]);
+    assert!(ids(&queue.claim(9).await).is_empty());
+    bed.pass(seconds(60));
+    assert_eq!(queue.drain().await, [emitted[1], emitted[3]]);
+}
+
+async fn failures_with_different_delays_come_again_in_order(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders", "users", "refunds"]).await;
+    let claimed = queue.claim(3).await;
+    let later = |after| Outcome::Snooze { delay: seconds(after) };
+    let outcomes = [(emitted[2], later(10)), (emitted[1], later(20)), (emitted[0], later(30))];
+    assert_eq!(queue.settle_each(&claimed, &outcomes).await, [true; 3]);
+    bed.pass(seconds(29));
+    assert!(ids(&queue.claim(9).await).is_empty());
+    bed.pass(seconds(1));
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let one = queue.claim(1).await;
+        seen.extend(ids(&one));
+        assert!(queue.done(&one).await);
+    }
+    assert_eq!(seen, emitted);
+}
+
+async fn an_event_that_is_out_of_attempts_stops_nobody(bed: Bed) {
+    for (on_exhausted, left) in [(OnExhausted::Dead, 1), (OnExhausted::Drop, 0)] {
+        let policy = Policy { retry: Retry::never(), on_exhausted, ..arrival() };
+        let queue = bed.queue_named("queue", &TOPICS, policy).await;
+        let emitted = emit_to(&bed, &["orders", "users"]).await;
+        let claimed = queue.claim(1).await;
+        queue.settle(&claimed, Outcome::retry("no")).await;
+        assert_eq!(queue.drain().await, emitted[1..]);
+        assert_eq!(queue.dead_ids().await.len(), left);
+        bed.store.delete_subscription("queue").await.unwrap();
+    }
+}
+
+/// A sender that ends with a batch in hand did not end because of it.
+async fn an_expired_lease_is_no_crash(bed: Bed) {
+    for policy in [arrival(), Policy { ordering: Ordering::Key, ..arrival() }, pushed()] {
+        let queue = bed.queue_named("queue", &[TOPIC], policy).await;
+        let emitted = bed.emit_together(vec![keyed("a"), keyed("a"), keyed("a")]).await;
+        for _ in 0..5 {
+            let claimed = queue.claim_by(BERT, 9).await;
+            assert_eq!(ids(&claimed), emitted.iter().map(|event| event.id).collect::<Vec<_>>());
+            assert!(claimed.slices.iter().all(|slice| slice.crashes == 0 && slice.attempts == 0));
+            bed.pass(LEASE);
+        }
+        let again = queue.take(Claim { suspects: Suspects::Leave, ..queue.wish(9) }).await;
+        assert!(!again.suspects_wait && ids(&again).len() == 3);
+        bed.store.delete_subscription("queue").await.unwrap();
+    }
+}
+
+async fn a_batch_that_is_given_back_comes_again_whole(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders", "users", "orders"]).await;
+    let claimed = queue.claim(2).await;
+    assert_ne!(queue.release(&claimed).await, 0);
+    assert_eq!(queue.drain().await, emitted);
+}
+
+async fn a_backfill_of_several_topics_keeps_the_order(bed: Bed) {
+    let mut emitted = Vec::new();
+    for _ in 0..70 {
+        emitted.extend(emit_to(&bed, &["users", "orders", "refunds"]).await);
+    }
+    let made = bed.subscribe("queue", &TOPICS, arrival(), Start::Beginning).await.unwrap();
+    let queue = Queue { bed: bed.clone(), id: made.id };
+    emitted.extend(emit_to(&bed, &["refunds", "users"]).await);
+    let mut seen = Vec::new();
+    while bed.store.backfill(queue.id).await.unwrap() {
+        seen.extend(queue.drain().await);
+    }
+    seen.extend(queue.drain().await);
+    assert_eq!(seen, emitted);
+}
+
+async fn leaving_a_topic_takes_its_events_out_of_the_line(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders", "users", "refunds", "users"]).await;
+    bed.queue_named("queue", &["orders", "refunds"], arrival()).await;
+    let later = emit_to(&bed, &["users", "orders"]).await;
+    assert_eq!(queue.drain().await, [emitted[0], emitted[2], later[1]]);
+}
+
+/// What was under way of the topic is gone; nobody waits for its lease to end.
+async fn leaving_a_topic_frees_the_line(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["users", "orders", "refunds"]).await;
+    let claimed = queue.claim(2).await;
+    bed.queue_named("queue", &["orders", "refunds"], arrival()).await;
+    assert!(ids(&queue.claim_by(BERT, 9).await).is_empty());
+    let outcomes = [(emitted[0], Outcome::Done), (emitted[1], Outcome::Done)];
+    assert_eq!(queue.settle_each(&claimed, &outcomes).await, [false, true]);
+    assert_eq!(ids(&queue.claim_by(BERT, 9).await), [emitted[2]]);
+}
+
+async fn a_topic_joins_the_line_later(bed: Bed) {
+    let queue = bed.queue_named("queue", &["orders"], arrival()).await;
+    let old = emit_to(&bed, &["users", "orders"]).await;
+    bed.subscribe("queue", &["orders", "users"], arrival(), Start::Beginning).await.unwrap();
+    let new = emit_to(&bed, &["orders", "users"]).await;
+    queue.backfill().await;
+    assert_eq!(queue.drain().await, [old, new].concat());
+}
+
+async fn keys_mean_nothing_in_the_line(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = bed.emit_keys(&["a", "b", "a"]).await;
+    let claimed = queue.claim(9).await;
+    let outcomes =
+        [(emitted[0], Outcome::retry("no")), (emitted[1], Outcome::Done), (emitted[2], Outcome::Done)];
+    assert_eq!(queue.settle_each(&claimed, &outcomes).await, [true; 3], "the batch was sent as a whole");
+    assert!(queue.parked().await.is_empty());
+    assert_eq!(bed.cancel(emitted[0]).await, 1);
+    let next = bed.emit(keyed("a")).await;
+    bed.pass(seconds(60));
+    let claimed = queue.claim(9).await;
+    assert_eq!((ids(&claimed), skipped(&claimed, next)), (vec![next], vec![]));
+}
