@@ -222,7 +222,11 @@ async fn unordered(
     }
     raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
     let mut limit = slices_wanted(claim.max_events, claim.single);
-    let mut ready = slices(found.first().map_or(&[][..], |rows| rows))?;
+    let mut ready = match outlook.expired {
+        // What a sender had is ready again, and was not yet when the claim began.
+        true => due(session, id, State::Ready, limit).await?,
+        false => slices(found.first().map_or(&[][..], |rows| rows))?,
+    };
     while !taker.is_full() {
         let all = (ready.len() as u32) < limit;
         raw.slices.extend(take(ready, taker, &mut changes));
