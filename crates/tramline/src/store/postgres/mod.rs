@@ -40,7 +40,7 @@ mod token;
 
 pub use options::PostgresOptions;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::event::Event;
 use crate::model::id::TopicId;
 use crate::model::time::Time;
@@ -268,13 +268,17 @@ impl PostgresStore {
         topics: impl Fn(&Catalog) -> BTreeSet<TopicId>,
     ) -> Result<Session<'c>> {
         let mut session = self.patient(tx, Begin::reading(now)).await?;
-        let locked = topics(&session.catalog);
-        catalog::lock_topics(&mut session, &locked).await?;
-        // Read again: what was known before the topics were locked may have changed.
-        session.catalog = Arc::new(catalog::load(session.conn, &self.texts).await?);
-        if topics(&session.catalog) != locked {
-            return Err(Error::unavailable("topics and subscriptions changed meanwhile", "try again"));
+        let (mut locked, mut wanted) = (BTreeSet::new(), topics(&session.catalog));
+        loop {
+            catalog::lock_topics(&mut session, &wanted).await?;
+            locked.append(&mut wanted);
+            // Read again: what was known before the topics were locked may have changed. Another change may have given the
+            // subscription topics that are not locked yet; if that comes to a deadlock, the server ends one of the two.
+            session.catalog = Arc::new(catalog::load(session.conn, &self.texts).await?);
+            wanted = &topics(&session.catalog) - &locked;
+            if wanted.is_empty() {
+                return Ok(session);
+            }
         }
-        Ok(session)
     }
 }
