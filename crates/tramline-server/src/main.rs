@@ -1,9 +1,11 @@
 //! `tramline`: the command line. Every command is a module; this file only parses and dispatches.
 
+mod backup;
 mod bench;
 mod cli;
 mod compat;
 mod config;
+mod figures;
 mod http;
 mod logs;
 mod migrate;
@@ -39,6 +41,9 @@ enum Command {
     Bench(bench::Args),
     /// Bring the tables of a store up to date, or print the SQL that does it.
     Migrate(migrate::Args),
+    /// Copy a SQLite store to a new file, while it is in use.
+    #[command(after_help = backup::EXAMPLES)]
+    Backup(backup::Args),
     #[command(flatten)]
     Client(Box<cli::Command>),
 }
@@ -70,6 +75,7 @@ async fn run(command: Command) -> Result<(), bench::BoxError> {
         }
         Command::Bench(args) => bench::run(args, queries).await,
         Command::Migrate(args) => migrate::run(args).await,
+        Command::Backup(args) => backup::run(args).await,
         Command::Client(command) => cli::run(*command).await,
     }
 }

@@ -5,8 +5,10 @@
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
+//! - `backup`: a copy of a file that is in use
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
+mod backup;
 mod catalog;
 mod claim;
 mod compact;
@@ -29,6 +31,8 @@ mod sweep;
 mod tally;
 mod token;
 mod writer;
+
+pub use backup::Copied;
 
 use crate::error::{Error, Result};
 use crate::model::event::Event;
@@ -99,6 +103,17 @@ impl SqliteStore {
     /// The file, if it is one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Copies a store that may be in use to a new file: everything that was committed when this began. Nobody has to wait
+    /// for it. The copy is checked and synced before it gets its name; nothing is overwritten, and the store is not migrated.
+    ///
+    /// # Errors
+    /// `NotFound` when `from` is no store; `Conflict` when `to` exists or the copy turns out to be damaged; `Unavailable` when
+    /// `to` cannot be written.
+    pub async fn backup(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Copied> {
+        let (from, to) = (from.as_ref().to_owned(), to.as_ref().to_owned());
+        blocking(move || backup::copy(&from, &to)).await
     }
 
     /// All migrations as SQL, to be read or run by hand.
