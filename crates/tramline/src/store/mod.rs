@@ -9,6 +9,7 @@ pub(crate) mod claimed;
 pub(crate) mod compact;
 pub(crate) mod deleted;
 pub(crate) mod drops;
+pub mod examine;
 pub(crate) mod idempotency;
 pub mod postgres;
 pub(crate) mod push;

@@ -1,9 +1,9 @@
 //! A consistent copy of a file that is in use.
 
-use super::BUSY;
+use super::open_to_look;
 use crate::error::{Error, Kind, Result};
+use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
-use rusqlite::{Connection, OpenFlags};
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,9 @@ pub struct Copied {
 /// Copies what was committed when it began. The file gets its name when it is complete, checked and synced; until then it has
 /// `.part` behind it.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<Copied> {
-    let source = look(from)?;
+    // Neither creates nor migrates: a copy is often made before an upgrade.
+    let source = open_to_look(from)?;
+    version(&source)?;
     if to.exists() {
         return Err(taken(to));
     }
@@ -31,20 +33,6 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Copied> {
     pages(&source, &part.path)?;
     let version = check(&part.path)?;
     part.finish(to, version)
-}
-
-/// Neither creates nor migrates: a copy is often made before an upgrade.
-fn look(path: &Path) -> Result<Connection> {
-    let missing = |error| {
-        let what = format!("the database file {} cannot be opened", path.display());
-        Error::not_found(what, "name the file of a store that exists").because(error)
-    };
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Connection::open_with_flags(path, flags).map_err(missing)?;
-    conn.busy_timeout(BUSY)?;
-    conn.execute_batch("PRAGMA query_only = ON")?;
-    version(&conn)?;
-    Ok(conn)
 }
 
 /// One view of the database, held over all steps: in WAL mode it stops no writer, and without it every commit of another process
