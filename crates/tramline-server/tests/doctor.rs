@@ -105,6 +105,30 @@ async fn a_file_that_lacks_something_is_serious() {
     assert_eq!(version, 5, "nothing is migrated");
 }
 
+/// Neither is it copied: a backup that cannot be restored is worse than none.
+#[tokio::test]
+async fn a_damaged_file_is_serious_and_no_backup_is_made_of_it() {
+    let place = Place::sqlite();
+    let store = tramline::store::open(place.url()).await.unwrap();
+    store.close().await;
+    drop(store);
+    doctor(place.url()); // whoever closes it last moves the log into it
+    let mut bytes = std::fs::read(file(&place)).unwrap();
+    let page = 8192;
+    // Pages of tables and indexes; the first has the schema, without which it would be no database at all.
+    for at in (2 * page..bytes.len()).step_by(page) {
+        bytes[at..at + 100].fill(0xa5);
+    }
+    std::fs::write(file(&place), bytes).unwrap();
+    let (code, findings) = doctor(place.url());
+    assert_eq!(code, 2, "{findings:?}");
+    assert!(findings.iter().any(|it| it["check"] == "integrity" || it["check"] == "store"), "{findings:?}");
+    let copy = format!("{}.copy", file(&place));
+    let refused = Command::new(PROGRAM).args(["backup", "--store", place.url(), &copy]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(!std::path::Path::new(&copy).exists());
+}
+
 #[test]
 fn a_store_that_cannot_be_looked_at_is_serious_and_not_created() {
     let directory = tempfile::tempdir().unwrap();
