@@ -27,6 +27,10 @@ impl Place {
         Place { url, _directory: None }
     }
 
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     /// A node on it.
     pub(crate) fn node(&self) -> Node {
         self.launch(&[]).start()

@@ -6,6 +6,7 @@
 //!   an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
+//! - `examine`: how the server is
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Nothing is kept in a database session: every step is one transaction, all settings are local to it, and advisory
@@ -17,6 +18,7 @@ mod compact;
 mod drops;
 mod emit;
 mod erase;
+mod examine;
 mod idempotency;
 mod lanes;
 mod look;
@@ -38,6 +40,7 @@ mod sweep;
 mod tally;
 mod token;
 
+pub use examine::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
 pub use options::PostgresOptions;
 
 use crate::error::Result;
@@ -132,6 +135,14 @@ impl PostgresStore {
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
         })
+    }
+
+    /// Figures of a server for an operator to judge, read in one transaction that only reads.
+    ///
+    /// # Errors
+    /// `Unavailable` when the server cannot be reached.
+    pub async fn examine(options: PostgresOptions) -> Result<PostgresFigures> {
+        examine::examine(options).await
     }
 
     /// All migrations as SQL, to be read or run by hand; for tables in `schema`, or wherever the search path leads.
