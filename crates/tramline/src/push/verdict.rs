@@ -102,9 +102,12 @@ fn outcomes(answered: &Answered, batch: &[Sending]) -> Vec<Outcome> {
     batch.iter().map(outcome).collect()
 }
 
-/// The events that an answer names as failed, with their delays and errors. Most receivers say nothing, or something that is none of
-/// our business. `None`: it names some, but nobody can tell which.
-fn named(body: &[u8]) -> Option<HashMap<EventId, (Option<u64>, Option<String>)>> {
+/// Failed events, each with its delay in milliseconds and its error.
+type Named = HashMap<EventId, (Option<u64>, Option<String>)>;
+
+/// The events that an answer names as failed. Most receivers say nothing, or something that is none of our business. `None`: it names
+/// some, but nobody can tell which.
+fn named(body: &[u8]) -> Option<Named> {
     let Ok(mut answer) = serde_json::from_slice::<Value>(body) else {
         return (!begins_a_list(&String::from_utf8_lossy(body))).then(HashMap::new);
     };
