@@ -8,6 +8,7 @@ use super::{Shared, send};
 use crate::engine::backoff::Outage;
 use crate::engine::remote::Take;
 use crate::error::{Kind, Result};
+use crate::model::health::Verdict;
 use crate::model::id::Incarnation;
 use crate::model::lease::Lease;
 use crate::model::subscription::Ordering;
@@ -269,8 +270,10 @@ impl Line {
                 let (judged, attempt) = send::send(&shared, &standing, &held.batch).await;
                 let latency = attempt.latency;
                 drop(permit);
-                // Where there is order, what follows waits until this is written back; else the next one goes at once.
-                let place = Some(place).filter(|_| standing.subscription.policy.is_ordered());
+                // Where there is order, or something went wrong, what follows waits until this is written back; else the next
+                // one goes at once.
+                let waits = standing.subscription.policy.is_ordered() || judged.verdict != Verdict::Delivered;
+                let place = Some(place).filter(|_| waits);
                 scribe.report(held.batch, judged, attempt).await;
                 drop(place);
                 latency
