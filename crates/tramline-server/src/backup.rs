@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use tokio::time::Instant;
 
 pub(crate) const EXAMPLES: &str = "Examples:
-  tramline backup --store sqlite://tramline.db /backups/tramline-$(date +%F).db";
+  tramline backup --store sqlite://tramline.db /backups/tramline-$(date +%F).db
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage";
 
 /// What the command takes.
 #[derive(clap::Args)]
