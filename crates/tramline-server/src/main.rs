@@ -1,9 +1,12 @@
 //! `tramline`: the command line. Every command is a module; this file only parses and dispatches.
 
+mod backup;
 mod bench;
 mod cli;
 mod compat;
 mod config;
+mod doctor;
+mod figures;
 mod http;
 mod logs;
 mod migrate;
@@ -39,6 +42,12 @@ enum Command {
     Bench(bench::Args),
     /// Bring the tables of a store up to date, or print the SQL that does it.
     Migrate(migrate::Args),
+    /// Copy a SQLite store to a new file, while it is in use.
+    #[command(after_help = backup::EXAMPLES)]
+    Backup(backup::Args),
+    /// Look at a store for problems, and say what to do; changes nothing.
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::Args),
     #[command(flatten)]
     Client(Box<cli::Command>),
 }
@@ -48,30 +57,34 @@ async fn main() -> ExitCode {
     let command = Cli::parse().command;
     // On a thread of the runtime's pool: from the main thread every await would be a hop between threads.
     match tokio::spawn(run(command)).await {
-        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Ok(code)) => code,
         Ok(Err(error)) => fail(&error.to_string(), cli::exit_code(&*error)),
         Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
     }
 }
 
-async fn run(command: Command) -> Result<(), bench::BoxError> {
+async fn run(command: Command) -> Result<ExitCode, bench::BoxError> {
     let queries = bench::QueryCounter::default();
     if let Command::Serve(args) = command {
         let config = args.resolve()?;
         logs::start(&config.log, config.log_format, &queries);
-        return serve::run(config).await;
+        serve::run(config).await?;
+        return Ok(ExitCode::SUCCESS);
     }
     logs::start("warn", LogFormat::Text, &queries);
     match command {
-        Command::Serve(_) => Ok(()),
+        Command::Serve(_) => {}
         Command::Config(args) => {
             let text = args.resolve()?.render()?;
-            Ok(std::io::stdout().write_all(text.as_bytes())?)
+            std::io::stdout().write_all(text.as_bytes())?;
         }
-        Command::Bench(args) => bench::run(args, queries).await,
-        Command::Migrate(args) => migrate::run(args).await,
-        Command::Client(command) => cli::run(*command).await,
+        Command::Bench(args) => bench::run(args, queries).await?,
+        Command::Migrate(args) => migrate::run(args).await?,
+        Command::Backup(args) => backup::run(args).await?,
+        Command::Doctor(args) => return doctor::run(args).await,
+        Command::Client(command) => cli::run(*command).await?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn fail(error: &str, code: ExitCode) -> ExitCode {

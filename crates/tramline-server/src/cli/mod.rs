@@ -35,6 +35,7 @@ mod value;
 mod work;
 
 pub(crate) use failure::EXIT_CODES;
+pub(crate) use print::clean;
 
 use clap::{CommandFactory, Subcommand};
 use client::Connection;

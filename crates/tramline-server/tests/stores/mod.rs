@@ -39,6 +39,10 @@ impl Place {
         Place { url: format!("{server}/{database}"), _directory: None }
     }
 
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     /// A node on it.
     pub(crate) fn node(&self) -> Node {
         self.launch(&[]).start()

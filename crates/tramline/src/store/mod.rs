@@ -11,6 +11,7 @@ pub(crate) mod deleted;
 pub(crate) mod driver;
 pub(crate) mod drops;
 pub(crate) mod emit;
+pub mod examine;
 pub(crate) mod idempotency;
 pub(crate) mod lanes;
 pub mod mysql;
@@ -39,7 +40,8 @@ use crate::model::token::Token;
 use async_trait::async_trait;
 use mysql::MysqlStore;
 use postgres::PostgresStore;
-use sqlite::SqliteStore;
+use sqlite::{Copied, SqliteStore};
+use std::path::Path;
 use std::sync::Arc;
 use verbs::*;
 use verbs_tally::*;
@@ -75,7 +77,7 @@ pub(crate) async fn open_kind(url: &str) -> Result<Opened> {
     if url == "sqlite::memory:" {
         return Ok(Opened::Sqlite(Arc::new(SqliteStore::in_memory().await?)));
     }
-    if let Some(path) = url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:")) {
+    if let Some(path) = sqlite_path(url) {
         return Ok(Opened::Sqlite(Arc::new(SqliteStore::open(path).await?)));
     }
     if url.starts_with("postgres://") || url.starts_with("postgresql://") {
@@ -85,6 +87,31 @@ pub(crate) async fn open_kind(url: &str) -> Result<Opened> {
         return Ok(Opened::Mysql(Arc::new(MysqlStore::open(url.parse()?).await?)));
     }
     Err(unknown(url))
+}
+
+fn sqlite_path(url: &str) -> Option<&str> {
+    url.strip_prefix("sqlite://").or_else(|| url.strip_prefix("sqlite:"))
+}
+
+/// Copies the SQLite store behind a URL to a new file, while it is in use; see [`SqliteStore::backup`].
+///
+/// # Errors
+/// `Invalid` for a store that is not a file, and whatever the copy gives.
+pub async fn backup(url: &str, to: &Path) -> Result<Copied> {
+    if url == "sqlite::memory:" {
+        return Err(Error::invalid("a store in memory cannot be copied", "use a store in a file"));
+    }
+    if let Some(path) = sqlite_path(url) {
+        return SqliteStore::backup(path, to).await;
+    }
+    let remedy = match url.split(':').next() {
+        Some("postgres" | "postgresql") => "use pg_dump, or what backs up the rest of that server",
+        Some("mysql" | "mariadb") => {
+            "use mysqldump --single-transaction, or what backs up the rest of that server"
+        }
+        _ => return Err(unknown(url)),
+    };
+    Err(Error::invalid("only SQLite stores are copied; a server has tools of its own for that", remedy))
 }
 
 /// All migrations of the kind of store that a URL names, as SQL to be read or run by hand.

@@ -51,7 +51,7 @@ pub(crate) struct Bed {
     pub(crate) tram: Tramline,
     pub(crate) receiver: Receiver,
     pub(crate) keyring: Keyring,
-    node: Option<Node>,
+    pub(crate) node: Option<Node>,
 }
 
 /// A node that sends.
@@ -62,10 +62,15 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn start(tram: &Tramline, keyring: &Keyring) -> Node {
+        Node::with_room(tram, keyring, 64)
+    }
+
+    /// One that has so many requests under way at most.
+    pub(crate) fn with_room(tram: &Tramline, keyring: &Keyring, requests: usize) -> Node {
         let guard = Guard::new(vec!["127.0.0.0/8".parse().unwrap()]);
         let client = Client::new(Settings { guard, ..Settings::default() });
         let shutdown = Shutdown::new();
-        let pusher = tram.pusher(client, keyring.clone(), 64);
+        let pusher = tram.pusher(client, keyring.clone(), requests);
         let task = tokio::spawn(pusher.run(shutdown.clone()));
         Node { shutdown, task }
     }

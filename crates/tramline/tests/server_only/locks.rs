@@ -9,9 +9,9 @@ use tramline::model::lease::Lease;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
 use tramline::store::verbs::{
-    Claimed, Emission, Emit, Extend, Extended, FindEvent, LogPage, Over, PutSchedule, Tick,
+    Claimed, Emission, Emit, Extend, Extended, FindEvent, LogPage, Over, PutSchedule, PutSubscription, Tick,
 };
-use tramline::{Event, Result, Schedule};
+use tramline::{Event, Policy, Result, Schedule, Start};
 
 /// Trap 5: somebody's open transaction has locked a key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -178,5 +178,27 @@ async fn an_emit_to_a_topic_that_another_node_deleted_creates_it_again() {
     }
     assert_eq!(twin.read_log(read_log(EventId(0))).await.unwrap().events.len(), 1);
     twin.close().await;
+    store.close().await;
+}
+
+/// All processes of a program subscribe when they start. One that was given other topics while it waited was refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscription_can_be_changed_by_many_at_once() {
+    let store = Private::open().await;
+    let put = |topics: [&str; 2]| PutSubscription {
+        name: "q".into(),
+        topics: topics.map(str::to_owned).into(),
+        policy: Policy::default(),
+        start: Start::Now,
+        now: None,
+    };
+    let all = ["a", "b", "c", "d", "e", "f", "g", "h"].map(|topic| put(["t", topic]));
+    let changes = all.map(|put| {
+        let store = store.store.clone();
+        tokio::spawn(async move { store.put_subscription(put).await })
+    });
+    for change in changes {
+        assert_eq!(change.await.unwrap().unwrap().topics.len(), 2);
+    }
     store.close().await;
 }

@@ -8,6 +8,7 @@ use super::{Shared, send};
 use crate::engine::backoff::Outage;
 use crate::engine::remote::Take;
 use crate::error::{Kind, Result};
+use crate::model::health::Verdict;
 use crate::model::id::Incarnation;
 use crate::model::lease::Lease;
 use crate::model::subscription::Ordering;
@@ -150,39 +151,46 @@ impl Line {
         }
         self.scribe.catch_up().await;
         let standing = self.standing.borrow_and_update().clone();
-        let clock = self.shared.tram.clock();
+        let shared = self.shared.clone();
+        let clock = shared.tram.clock();
         if let Some(until) = standing.closed_until(clock) {
             self.give_back(|_| true).await;
             return Ok(Next::Until(until));
         }
         let free = standing.width().saturating_sub(self.under_way.count());
         if free == 0 || self.sending.len() >= standing.width() * UNWRITTEN {
-            return Ok(Next::Wait);
+            self.give_back(|held| held.good_until <= clock.reading()).await;
+            return Ok(self.hand.front().map_or(Next::Wait, |held| Next::Until(held.good_until)));
         }
-        if self.hand.is_empty() {
-            match self.fill(&standing, free, stop).await? {
+        let wanted = if self.hand.is_empty() { self.wanted(&standing, free).await? } else { Go::Nothing };
+        match wanted {
+            Go::At(reading) => return Ok(Next::Until(reading)),
+            Go::Nothing if self.hand.is_empty() => return Ok(Next::Wait),
+            Go::Nothing | Go::Now(_) => {}
+        }
+        let Some(room) = self.room(stop).await else { return Ok(Next::Wait) };
+        // Room may have come late: a lease has run on meanwhile, and the subscription may stand differently.
+        self.give_back(|held| held.good_until <= clock.reading()).await;
+        let standing = self.standing.borrow().clone();
+        if standing.closed_until(clock).is_some() {
+            return Ok(Next::Again);
+        }
+        if let (true, Go::Now(events)) = (self.hand.is_empty(), wanted) {
+            match self.fill(&standing, events).await? {
                 Next::Again => {}
                 next => return Ok(next),
             }
         }
-        self.send(&standing, free, stop).await;
+        self.send(&standing, free, room);
         Ok(Next::Again)
     }
 
     /// Claims what is to be sent next. [`Next::Again`]: there is something in hand, or may be soon.
-    async fn fill(&mut self, standing: &Standing, free: usize, stop: &CancellationToken) -> Result<Next> {
-        let wanted = match self.wanted(standing, free).await? {
-            Go::Now(events) => events,
-            Go::At(reading) => return Ok(Next::Until(reading)),
-            Go::Nothing => return Ok(Next::Wait),
-        };
+    async fn fill(&mut self, standing: &Standing, events: u32) -> Result<Next> {
         if standing.is_to_be_asked() {
-            return match self.room(1, stop).await {
-                Some(_room) => self.ask(standing).await,
-                None => Ok(Next::Wait),
-            };
+            return self.ask(standing).await;
         }
-        let claimed = self.claim(standing, wanted).await?;
+        let claimed = self.claim(standing, events).await?;
         if claimed.slices.is_empty() {
             return self.nothing(standing, &claimed).await;
         }
@@ -216,20 +224,12 @@ impl Line {
         Ok(decide(&gathered, standing, room, clock))
     }
 
-    /// Room for up to so many requests; waits for one. `None`: stopped meanwhile.
-    async fn room(&self, batches: usize, stop: &CancellationToken) -> Option<Vec<OwnedSemaphorePermit>> {
-        let requests = &self.shared.requests;
-        let first = tokio::select! {
-            () = stop.cancelled() => return None,
-            permit = requests.clone().acquire_owned() => permit.ok()?,
-        };
-        let mut room = vec![first];
-        while room.len() < batches
-            && let Ok(permit) = requests.clone().try_acquire_owned()
-        {
-            room.push(permit);
+    /// Waits for room for a request. `None`: stopped meanwhile.
+    async fn room(&self, stop: &CancellationToken) -> Option<OwnedSemaphorePermit> {
+        tokio::select! {
+            () = stop.cancelled() => None,
+            permit = self.shared.requests.clone().acquire_owned() => permit.ok(),
         }
-        Some(room)
     }
 
     async fn claim(&self, standing: &Standing, events: u32) -> Result<Claimed> {
@@ -257,26 +257,23 @@ impl Line {
         })
     }
 
-    /// Sends as many batches from the hand as there is room for.
-    async fn send(&mut self, standing: &Standing, free: usize, stop: &CancellationToken) {
-        let now = self.shared.tram.clock().reading();
-        self.give_back(|held| held.good_until < now).await;
-        let batches = free.min(self.hand.len());
-        if batches == 0 {
-            return;
-        }
-        let Some(room) = self.room(batches, stop).await else { return };
-        for (permit, held) in
-            room.into_iter().zip(self.hand.drain(..batches.min(self.hand.len())).collect::<Vec<_>>())
-        {
+    /// Sends as many batches from the hand as there is room for: for one, and for others as long as nobody has to wait.
+    fn send(&mut self, standing: &Standing, free: usize, room: OwnedSemaphorePermit) {
+        let mut room = Some(room);
+        for _ in 0..free {
+            let permit = room.take().or_else(|| self.shared.requests.clone().try_acquire_owned().ok());
+            let Some(permit) = permit else { return };
+            let Some(held) = self.hand.pop_front() else { return };
             let (shared, scribe, standing) = (self.shared.clone(), self.scribe.clone(), standing.clone());
             let place = UnderWay::enter(&self.under_way);
             self.sending.spawn(async move {
                 let (judged, attempt) = send::send(&shared, &standing, &held.batch).await;
                 let latency = attempt.latency;
                 drop(permit);
-                // Where there is order, what follows waits until this is written back; else the next one goes at once.
-                let place = Some(place).filter(|_| standing.subscription.policy.is_ordered());
+                // Where there is order, or something went wrong, what follows waits until this is written back; else the next
+                // one goes at once.
+                let waits = standing.subscription.policy.is_ordered() || judged.verdict != Verdict::Delivered;
+                let place = Some(place).filter(|_| waits);
                 scribe.report(held.batch, judged, attempt).await;
                 drop(place);
                 latency

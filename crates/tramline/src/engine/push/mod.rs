@@ -99,8 +99,9 @@ impl Pusher {
                 () = clock.sleep(LOOK) => {}
             }
         }
+        // All are told before one is waited for: else those at the end would go on sending, and the grace of each would add up.
+        lines.values().for_each(|line| line.stop.cancel());
         for line in lines.into_values() {
-            line.stop.cancel();
             let _ = line.task.await;
         }
     }

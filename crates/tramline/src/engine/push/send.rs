@@ -24,7 +24,7 @@ pub(super) async fn send(shared: &Shared, standing: &Standing, batch: &Batch) ->
     let (judged, latency) = match request(standing, batch, at) {
         Ok(request) => {
             let answer = shared.client.post(request).await;
-            (judge(&answer, &batch.events), answer.latency)
+            (judge(&answer, standing.push.format, &batch.events), answer.latency)
         }
         Err(error) => (impossible(&error, batch), Duration::ZERO),
     };
@@ -48,7 +48,7 @@ pub(super) async fn send(shared: &Shared, standing: &Standing, batch: &Batch) ->
 fn impossible(error: &str, batch: &Batch) -> Judged {
     Judged {
         verdict: Verdict::Failed,
-        outcomes: all_failed(&batch.events, error, None),
+        outcomes: all_failed(&batch.events, error),
         status: None,
         retry_after: None,
         excerpt: excerpt(error),

@@ -245,14 +245,18 @@ impl MysqlStore {
         topics: impl Fn(&Catalog) -> BTreeSet<TopicId>,
     ) -> Result<Session<'c>> {
         let mut session = self.session(conn, &Begin::reading(now)).await?;
-        let locked = topics(&session.catalog);
-        catalog::lock_topics(&mut session, &locked).await?;
-        // Read again: what was known before the topics were locked may have changed.
-        session.catalog = Arc::new(catalog::load(&mut session).await?);
-        if topics(&session.catalog) != locked {
-            return Err(Error::unavailable("topics and subscriptions changed meanwhile", "try again"));
+        let (mut locked, mut wanted) = (BTreeSet::new(), topics(&session.catalog));
+        loop {
+            catalog::lock_topics(&mut session, &wanted).await?;
+            locked.append(&mut wanted);
+            // Read again: what was known before the topics were locked may have changed. Another change may have given the
+            // subscription topics that are not locked yet; if that comes to a deadlock, the server ends one of the two.
+            session.catalog = Arc::new(catalog::load(&mut session).await?);
+            wanted = &topics(&session.catalog) - &locked;
+            if wanted.is_empty() {
+                return Ok(session);
+            }
         }
-        Ok(session)
     }
 }
 

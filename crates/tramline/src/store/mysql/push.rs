@@ -113,29 +113,33 @@ fn due_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> String {
     )
 }
 
-/// Counts at most as many slices as there may be events in a batch: each has at least one.
+/// Counts at most as many slices as there may be events in a batch: each has at least one. A lease that has ended counts as no event,
+/// but somebody has to claim what was under it.
 pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result<Gathered> {
     let ordered = session.catalog.require_subscription(gather.subscription)?.policy.is_ordered();
     let (SubscriptionId(id), limit) = (gather.subscription, gather.events);
     let sql = if ordered {
         // The other way round, all slices that wait would be looked at before the lanes.
         format!(
-            "SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l STRAIGHT_JOIN {SLICES} \
+            "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l STRAIGHT_JOIN {SLICES} \
              ON s.subscription = {id} AND s.state IN (0, 3) AND s.lane = l.lane AND s.`rank` = 0 \
              AND s.due_at <= @tramline_now WHERE l.subscription = {id} AND l.halted_until <= @tramline_now AND l.owner = 0 \
-             LIMIT {limit}"
+             LIMIT {limit}) UNION ALL (SELECT 0, until, TRUE FROM tramline_lane WHERE subscription = {id} \
+             AND halted_until <= @tramline_now AND owner <> 0 AND until <= @tramline_now LIMIT 1)"
         )
     } else {
         format!(
-            "SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM {SLICES} WHERE s.subscription = {id} \
-             AND s.state = 0 AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now LIMIT {limit}"
+            "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM {SLICES} WHERE s.subscription = {id} \
+             AND s.state = 0 AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now LIMIT {limit}) \
+             UNION ALL (SELECT 0, s.pos, TRUE FROM {SLICES} WHERE s.subscription = {id} \
+             AND s.state = 1 AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now LIMIT 1)"
         )
     };
     let mut gathered = Gathered { now: session.now, ..Gathered::default() };
     for row in session.rows(sql).await? {
         gathered.add(row.int(0)?, row.int(1)?, row.flag(2)?);
     }
-    if gathered.events == 0 {
+    if gathered.since.is_none() {
         gathered.next_due = next_due(session, gather.subscription, ordered).await?;
     }
     Ok(gathered)

@@ -27,6 +27,11 @@ const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version b
 /// The oldest server that has everything: bit_count came with 14.
 const OLDEST: i32 = 140_000;
 
+/// The version that all of them make.
+pub(super) fn newest() -> i64 {
+    MIGRATIONS.last().map_or(0, |(version, _)| *version)
+}
+
 /// All migrations as SQL, to be read or run by hand.
 pub(super) fn sql(schema: Option<&str>) -> String {
     let mut text = String::new();
@@ -88,7 +93,7 @@ async fn apply(conn: &mut PgConnection, schema: &str) -> Result<()> {
     let current = format!("SELECT coalesce(max(version), 0) FROM {schema}.tramline_migration");
     let row = sqlx::query(AssertSqlSafe(current)).persistent(false).fetch_one(&mut *conn).await?;
     let current: i64 = row.try_get(0)?;
-    let newest = MIGRATIONS.last().map_or(0, |(version, _)| *version);
+    let newest = newest();
     if current > newest {
         return Err(Error::conflict(
             format!("the database is at version {current}, this program knows {newest}"),

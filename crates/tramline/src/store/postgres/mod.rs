@@ -6,6 +6,7 @@
 //!   an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
+//! - `examine`: how the server is
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Nothing is kept in a database session: every step is one transaction, all settings are local to it, and advisory
@@ -17,6 +18,7 @@ mod compact;
 mod drops;
 mod emit;
 mod erase;
+mod examine;
 mod idempotency;
 mod lanes;
 mod look;
@@ -37,9 +39,10 @@ mod sweep;
 mod tally;
 mod token;
 
+pub use examine::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
 pub use options::PostgresOptions;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::event::Event;
 use crate::model::id::TopicId;
 use crate::model::time::Time;
@@ -131,6 +134,14 @@ impl PostgresStore {
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
         })
+    }
+
+    /// Figures of a server for an operator to judge, read in one transaction that only reads.
+    ///
+    /// # Errors
+    /// `Unavailable` when the server cannot be reached.
+    pub async fn examine(options: PostgresOptions) -> Result<PostgresFigures> {
+        examine::examine(options).await
     }
 
     /// All migrations as SQL, to be read or run by hand; for tables in `schema`, or wherever the search path leads.
@@ -267,13 +278,17 @@ impl PostgresStore {
         topics: impl Fn(&Catalog) -> BTreeSet<TopicId>,
     ) -> Result<Session<'c>> {
         let mut session = self.patient(tx, Begin::reading(now)).await?;
-        let locked = topics(&session.catalog);
-        catalog::lock_topics(&mut session, &locked).await?;
-        // Read again: what was known before the topics were locked may have changed.
-        session.catalog = Arc::new(catalog::load(session.conn, &self.texts).await?);
-        if topics(&session.catalog) != locked {
-            return Err(Error::unavailable("topics and subscriptions changed meanwhile", "try again"));
+        let (mut locked, mut wanted) = (BTreeSet::new(), topics(&session.catalog));
+        loop {
+            catalog::lock_topics(&mut session, &wanted).await?;
+            locked.append(&mut wanted);
+            // Read again: what was known before the topics were locked may have changed. Another change may have given the
+            // subscription topics that are not locked yet; if that comes to a deadlock, the server ends one of the two.
+            session.catalog = Arc::new(catalog::load(session.conn, &self.texts).await?);
+            wanted = &topics(&session.catalog) - &locked;
+            if wanted.is_empty() {
+                return Ok(session);
+            }
         }
-        Ok(session)
     }
 }

@@ -109,18 +109,24 @@ pub(super) async fn board(session: &mut Session<'_>) -> Result<Vec<PushEntry>> {
     Ok(board)
 }
 
-/// Counts at most as many slices as there may be events in a batch: each has at least one.
+/// Counts at most as many slices as there may be events in a batch: each has at least one. A lease that has ended counts as no event,
+/// but somebody has to claim what was under it.
 pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result<Gathered> {
     let ordered = session.catalog.require_subscription(gather.subscription)?.policy.is_ordered();
     let sql = if ordered {
-        "SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l \
+        "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l \
          CROSS JOIN LATERAL (SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = ANY('{0,3}') \
             AND s.lane = l.lane AND s.rank = 0 AND s.due_at <= $2 LIMIT $3) s \
-         WHERE l.subscription = $1 AND l.halted_until <= $2 AND l.owner = 0 LIMIT $3"
+         WHERE l.subscription = $1 AND l.halted_until <= $2 AND l.owner = 0 LIMIT $3) \
+         UNION ALL (SELECT 0::bigint, until, true FROM tramline_lane \
+         WHERE subscription = $1 AND halted_until <= $2 AND owner <> 0 AND until <= $2 LIMIT 1)"
     } else {
-        "SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM generate_series(0, 9) r \
+        "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM generate_series(0, 9) r \
          CROSS JOIN LATERAL (SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 AND s.lane = 0 \
-            AND s.rank = r AND s.pos <= $2 LIMIT $3) s LIMIT $3"
+            AND s.rank = r AND s.pos <= $2 LIMIT $3) s LIMIT $3) \
+         UNION ALL (SELECT 0::bigint, s.pos, true FROM generate_series(0, 9) r \
+         CROSS JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 1 AND s.lane = 0 \
+            AND s.rank = r AND s.pos <= $2 LIMIT 1) s LIMIT 1)"
     };
     let query =
         session.query(sql).bind(gather.subscription.0).bind(session.now.0).bind(i64::from(gather.events));
@@ -128,7 +134,7 @@ pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result
     for row in session.all(query).await? {
         gathered.add(row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     }
-    if gathered.events == 0 {
+    if gathered.since.is_none() {
         gathered.next_due = next_due(session, gather.subscription, ordered).await?;
     }
     Ok(gathered)

@@ -18,6 +18,11 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (11, include_str!("migrations/0011_schedule.sql")),
 ];
 
+/// The version that all of them make.
+pub(super) fn newest() -> i64 {
+    MIGRATIONS.last().map_or(0, |(version, _)| *version)
+}
+
 /// All migrations as SQL, to be read or run by hand.
 pub(super) fn sql() -> String {
     let mut text = String::from(VERSIONS);
@@ -44,7 +49,7 @@ fn apply(conn: &Connection) -> Result<()> {
     conn.execute_batch(VERSIONS)?;
     let current: i64 =
         conn.query_row("SELECT coalesce(max(version), 0) FROM tramline_migration", [], |row| row.get(0))?;
-    let newest = MIGRATIONS.last().map_or(0, |(version, _)| *version);
+    let newest = newest();
     if current > newest {
         return Err(Error::conflict(
             format!("the database is at version {current}, this program knows {newest}"),

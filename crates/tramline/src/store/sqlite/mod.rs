@@ -5,14 +5,17 @@
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
+//! - `backup`, `examine`: a copy of a file that is in use, and how it is
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
+mod backup;
 mod catalog;
 mod claim;
 mod compact;
 mod drops;
 mod emit;
 mod erase;
+mod examine;
 mod look;
 mod mend;
 mod migrate;
@@ -30,6 +33,9 @@ mod sweep;
 mod tally;
 mod token;
 mod writer;
+
+pub use backup::Copied;
+pub use examine::SqliteFigures;
 
 use crate::error::{Error, Result};
 use crate::model::event::Event;
@@ -67,7 +73,7 @@ impl SqliteStore {
     /// `Unavailable` when the file cannot be opened or written; `Conflict` when a newer version wrote it.
     pub async fn open(path: impl AsRef<Path>) -> Result<SqliteStore> {
         let path = path.as_ref().to_owned();
-        let readers = Readers::new(path.clone());
+        let readers = Readers::new(path.clone(), open_connection);
         let file = path.clone();
         let conn = blocking(move || {
             let conn = open_connection(&file)?;
@@ -76,6 +82,26 @@ impl SqliteStore {
         })
         .await?;
         SqliteStore::start(conn, Some(readers), Some(path))
+    }
+
+    /// Opens a file whose tables are up to date for verbs that only look; those that write fail.
+    ///
+    /// # Errors
+    /// `NotFound` when the file cannot be opened.
+    pub(crate) async fn open_to_look(path: impl AsRef<Path>) -> Result<SqliteStore> {
+        let path = path.as_ref().to_owned();
+        let readers = Readers::new(path.clone(), open_to_look);
+        let conn = blocking(move || open_to_look(&path)).await?;
+        SqliteStore::start(conn, Some(readers), None)
+    }
+
+    /// Figures of a file for an operator to judge; reads all of it, and changes nothing.
+    ///
+    /// # Errors
+    /// `NotFound` when the file cannot be opened; `Unavailable` when it cannot be read.
+    pub async fn examine(path: impl AsRef<Path>) -> Result<SqliteFigures> {
+        let path = path.as_ref().to_owned();
+        blocking(move || examine::examine(&path)).await
     }
 
     /// A database that lives in memory and dies with the store.
@@ -100,6 +126,17 @@ impl SqliteStore {
     /// The file, if it is one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Copies a store that may be in use to a new file: everything that was committed when this began. Nobody has to wait
+    /// for it. The copy is checked and synced before it gets its name; nothing is overwritten, and the store is not migrated.
+    ///
+    /// # Errors
+    /// `NotFound` when `from` is no store; `Conflict` when `to` exists or the copy turns out to be damaged; `Unavailable` when
+    /// `to` cannot be written.
+    pub async fn backup(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Copied> {
+        let (from, to) = (from.as_ref().to_owned(), to.as_ref().to_owned());
+        blocking(move || backup::copy(&from, &to)).await
     }
 
     /// All migrations as SQL, to be read or run by hand.
@@ -188,6 +225,19 @@ fn open_connection(path: &Path) -> Result<Connection> {
         .because(error)
     })?;
     configure(conn)
+}
+
+/// Neither creates nor changes anything.
+fn open_to_look(path: &Path) -> Result<Connection> {
+    let missing = |error| {
+        let what = format!("the database file {} cannot be opened", path.display());
+        Error::not_found(what, "name the file of a store that exists").because(error)
+    };
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags).map_err(missing)?;
+    conn.busy_timeout(BUSY)?;
+    conn.execute_batch("PRAGMA query_only = ON")?;
+    Ok(conn)
 }
 
 fn configure(conn: Connection) -> Result<Connection> {

@@ -91,16 +91,21 @@ fn lanes_due(session: &Session<'_>, id: SubscriptionId) -> Result<bool> {
     Ok(session.conn.prepare_cached(sql)?.query_row([id.0, session.now.0], |row| row.get(0))?)
 }
 
-/// Counts at most as many slices as there may be events in a batch: each has at least one.
+/// Counts at most as many slices as there may be events in a batch: each has at least one. A lease that has ended counts as no event,
+/// but somebody has to claim what was under it.
 pub(super) fn gather(session: &Session<'_>, gather: &Gather) -> Result<Gathered> {
     let subscription = session.catalog.require_subscription(gather.subscription)?;
     let sql = if subscription.policy.is_ordered() {
-        "SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l JOIN tramline_slice s \
-         ON s.subscription = ?1 AND s.state IN (0, 3) AND s.lane = l.lane AND s.rank = 0 \
-         WHERE l.subscription = ?1 AND l.halted_until <= ?2 AND l.owner = 0 AND s.due_at <= ?2 LIMIT ?3"
+        "SELECT * FROM (SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l JOIN tramline_slice s \
+            ON s.subscription = ?1 AND s.state IN (0, 3) AND s.lane = l.lane AND s.rank = 0 \
+            WHERE l.subscription = ?1 AND l.halted_until <= ?2 AND l.owner = 0 AND s.due_at <= ?2 LIMIT ?3) \
+         UNION ALL SELECT * FROM (SELECT 0, until, 1 FROM tramline_lane \
+            WHERE subscription = ?1 AND halted_until <= ?2 AND owner <> 0 AND until <= ?2 LIMIT 1)"
     } else {
-        "SELECT mask, due_at, attempts > 0 OR replayed FROM tramline_slice WHERE subscription = ?1 AND state = 0 \
-         AND lane = 0 AND rank IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9) AND pos <= ?2 LIMIT ?3"
+        "SELECT * FROM (SELECT mask, due_at, attempts > 0 OR replayed FROM tramline_slice WHERE subscription = ?1 \
+            AND state = 0 AND lane = 0 AND rank IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9) AND pos <= ?2 LIMIT ?3) \
+         UNION ALL SELECT * FROM (SELECT 0, pos, 1 FROM tramline_slice WHERE subscription = ?1 \
+            AND state = 1 AND lane = 0 AND rank IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9) AND pos <= ?2 LIMIT 1)"
     };
     let mut gathered = Gathered { now: session.now, ..Gathered::default() };
     let mut statement = session.conn.prepare_cached(sql)?;
@@ -108,7 +113,7 @@ pub(super) fn gather(session: &Session<'_>, gather: &Gather) -> Result<Gathered>
     while let Some(row) = rows.next()? {
         gathered.add(row.get(0)?, row.get(1)?, row.get(2)?);
     }
-    if gathered.events == 0 {
+    if gathered.since.is_none() {
         gathered.next_due = next_due(session, subscription)?;
     }
     Ok(gathered)

@@ -1,0 +1,267 @@
+//! A PostgreSQL server: durable, able to clean up behind a queue, and with room for its nodes.
+
+use super::finding::{Finding, Severity, span};
+use crate::figures::bytes;
+use std::time::Duration;
+use tramline::store::examine::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
+
+/// The oldest server that has everything.
+const OLDEST: i32 = 140_000;
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+/// Dead rows below this are the next vacuum's; a busy queue has that many at any time.
+const MANY_DEAD: i64 = 100_000;
+const OLD_SLOT: i64 = 1_000_000;
+const GB: i64 = 1_000_000_000;
+
+pub(super) fn check(figures: &PostgresFigures) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    findings.extend(version(figures.version));
+    findings.extend(sight(figures.sees_all));
+    findings.extend(read_only(figures));
+    findings.extend(settings(figures));
+    findings.extend(connections(figures));
+    findings.extend(figures.holders.iter().filter_map(holder));
+    findings.extend(figures.slots.iter().filter_map(slot));
+    findings.extend(figures.tables.iter().filter_map(dead_rows));
+    findings.extend(figures.tables.iter().filter_map(neglected));
+    findings.extend(figures.waits.iter().filter_map(wait));
+    findings.extend(figures.invalid_indexes.iter().map(|name| invalid(name)));
+    findings
+}
+
+fn version(version: i32) -> Option<Finding> {
+    let what = format!("the server is PostgreSQL {}", version / 10_000);
+    (version < OLDEST).then(|| Finding::serious("version", what, "use PostgreSQL 14 or newer"))
+}
+
+fn sight(sees_all: bool) -> Option<Finding> {
+    let what = "how long other users' transactions are open is hidden from this user";
+    let remedy = "to have that checked, GRANT pg_read_all_stats to the user of the URL";
+    (!sees_all).then(|| Finding::note("sight", what, remedy))
+}
+
+fn read_only(figures: &PostgresFigures) -> Option<Finding> {
+    if figures.is_standby {
+        let what = "the server is a standby: nothing can be emitted or claimed";
+        return Some(Finding::serious("read-only", what, "let the URL name the primary"));
+    }
+    let what = "default_transaction_read_only is on: nothing can be emitted or claimed";
+    let remedy = "turn it off for the user of the URL: ALTER ROLE .. SET default_transaction_read_only = off";
+    (setting(figures, "default_transaction_read_only") == "on")
+        .then(|| Finding::serious("read-only", what, remedy))
+}
+
+/// The values that are wrong, how bad each is, and why.
+const WRONG: &[(&str, &str, Severity, &str)] = &[
+    ("fsync", "off", Severity::Serious, "a power failure can destroy the database"),
+    ("full_page_writes", "off", Severity::Warning, "a power failure can damage pages"),
+    ("synchronous_commit", "off", Severity::Serious, "a crash can lose emits that were acknowledged"),
+    ("autovacuum", "off", Severity::Serious, "tables of a queue grow without end, and claims get slow"),
+    ("track_counts", "off", Severity::Serious, "autovacuum does not work without it"),
+];
+
+fn settings(figures: &PostgresFigures) -> Vec<Finding> {
+    let wrong = WRONG.iter().filter(|(name, value, ..)| setting(figures, name) == *value);
+    let mut findings: Vec<Finding> = wrong
+        .map(|(name, value, severity, why)| {
+            let remedy = format!("turn it on: ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()");
+            Finding::new(*severity, "settings", format!("{name} is {value}: {why}"), remedy)
+        })
+        .collect();
+    let isolation = setting(figures, "default_transaction_isolation");
+    if !matches!(isolation, "" | "read committed") {
+        let what = format!("default_transaction_isolation is {isolation}: steps fail that meet others");
+        let remedy =
+            "ALTER ROLE .. SET default_transaction_isolation = 'read committed' for the user of the URL";
+        findings.push(Finding::warning("settings", what, remedy));
+    }
+    findings
+}
+
+fn connections(figures: &PostgresFigures) -> Option<Finding> {
+    let number = |name| setting(figures, name).parse::<i64>().ok();
+    let room = number("max_connections")? - number("superuser_reserved_connections")?;
+    // One more listens.
+    let node = i64::from(figures.pool) + 1;
+    let remedy = "raise max_connections of the server, lower max_connections in the URL, or use a pooler";
+    if node > room {
+        let what =
+            format!("a node may use {node} connections, but the server gives {room} to ordinary users");
+        return Some(Finding::serious("connections", what, remedy));
+    }
+    let what = format!("{} of {room} connections are in use; another node may need {node}", figures.sessions);
+    (figures.sessions + node > room).then(|| Finding::warning("connections", what, remedy))
+}
+
+fn setting<'a>(figures: &'a PostgresFigures, name: &str) -> &'a str {
+    figures.settings.get(name).map_or("", String::as_str)
+}
+
+/// As long as it is open, no row that died since it began can be removed, and claims have to step over all of them.
+fn holder(holder: &Holder) -> Option<Finding> {
+    let age = holder.age?;
+    let (patience, how, remedy) = match holder.holds {
+        Holds::Idle => (
+            MINUTE,
+            "is idle in a transaction",
+            "find out why it does not go on; SELECT pg_terminate_backend(PROCESS) ends it, \
+             idle_in_transaction_session_timeout prevents it",
+        ),
+        Holds::Running => (
+            5 * MINUTE,
+            "has had a transaction open",
+            "let long reports run on a standby, or in parts; SELECT pg_terminate_backend(PROCESS) ends it",
+        ),
+        Holds::Prepared => (
+            5 * MINUTE,
+            "has been prepared",
+            "have its coordinator finish it, or COMMIT PREPARED or ROLLBACK PREPARED",
+        ),
+    };
+    let severity = if age > HOUR { Severity::Serious } else { Severity::Warning };
+    let what = format!("{} {how} for {}: dead rows stay", holder.who, span(age));
+    (age > patience).then(|| Finding::new(severity, "horizon", what, remedy))
+}
+
+fn slot(slot: &ReplicationSlot) -> Option<Finding> {
+    let remedy = "bring its reader back, or SELECT pg_drop_replication_slot(NAME)";
+    let name = &slot.name;
+    if slot.transactions > OLD_SLOT {
+        let what =
+            format!("the replication slot {name} keeps dead rows of {} transactions", slot.transactions);
+        return Some(Finding::warning("horizon", what, remedy));
+    }
+    let log = bytes(slot.wal_bytes.max(0).cast_unsigned());
+    let what = format!("nobody reads the replication slot {name}, which keeps {log} of log");
+    let severity = if slot.wal_bytes > 10 * GB { Severity::Serious } else { Severity::Warning };
+    (!slot.is_active && slot.wal_bytes > GB).then(|| Finding::new(severity, "slots", what, remedy))
+}
+
+fn dead_rows(table: &TableFigures) -> Option<Finding> {
+    let vacuumed = table.vacuumed.map_or("never".to_owned(), |age| format!("{} ago", span(age)));
+    let what = format!(
+        "{} has {} dead rows beside {} that live; last vacuumed: {vacuumed}",
+        table.name, table.dead, table.live
+    );
+    let remedy = format!("see to what keeps them (horizon, locks), then VACUUM {}", table.name);
+    (table.dead > MANY_DEAD && table.dead > 2 * table.live).then(|| Finding::warning("vacuum", what, remedy))
+}
+
+fn neglected(table: &TableFigures) -> Option<Finding> {
+    let what = format!("autovacuum is turned off for {}", table.name);
+    let remedy = format!("ALTER TABLE {} RESET (autovacuum_enabled)", table.name);
+    table.is_neglected.then(|| Finding::serious("vacuum", what, remedy))
+}
+
+fn wait(wait: &LockWait) -> Option<Finding> {
+    let blockers: Vec<String> = wait.blocked_by.iter().map(ToString::to_string).collect();
+    let what = format!(
+        "process {} has waited for a lock for {}, behind {}",
+        wait.process,
+        span(wait.age),
+        blockers.join(", ")
+    );
+    let remedy = "look what those do in pg_stat_activity; SELECT pg_terminate_backend(PROCESS) ends one";
+    let severity = if wait.age > MINUTE { Severity::Serious } else { Severity::Warning };
+    (wait.age > Duration::from_secs(5)).then(|| Finding::new(severity, "locks", what, remedy))
+}
+
+fn invalid(name: &str) -> Finding {
+    let what = format!("the index {name} is not valid, so it is not used");
+    Finding::serious("indexes", what, format!("REINDEX INDEX CONCURRENTLY {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn healthy() -> PostgresFigures {
+        let settings = [("max_connections", "100"), ("superuser_reserved_connections", "3"), ("fsync", "on")];
+        PostgresFigures {
+            version: 150_004,
+            sees_all: true,
+            sessions: 20,
+            pool: 10,
+            settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            ..PostgresFigures::default()
+        }
+    }
+
+    fn found(change: impl Fn(&mut PostgresFigures)) -> Vec<(&'static str, Severity)> {
+        let mut figures = healthy();
+        change(&mut figures);
+        check(&figures).into_iter().map(|finding| (finding.check, finding.severity)).collect()
+    }
+
+    fn set(name: &'static str, value: &'static str) -> Vec<(&'static str, Severity)> {
+        found(|it| drop(it.settings.insert(name.into(), value.into())))
+    }
+
+    #[test]
+    fn a_healthy_server_gives_no_findings() {
+        assert_eq!(found(|_| {}), []);
+        assert_eq!(set("synchronous_commit", "remote_apply"), []);
+        assert_eq!(set("default_transaction_isolation", "read committed"), []);
+    }
+
+    #[test]
+    fn settings_that_lose_events_are_serious() {
+        for name in ["fsync", "synchronous_commit", "autovacuum", "track_counts"] {
+            assert_eq!(set(name, "off"), [("settings", Severity::Serious)], "{name}");
+        }
+        assert_eq!(set("full_page_writes", "off"), [("settings", Severity::Warning)]);
+        assert_eq!(set("default_transaction_isolation", "serializable"), [("settings", Severity::Warning)]);
+        assert_eq!(set("default_transaction_read_only", "on"), [("read-only", Severity::Serious)]);
+        assert_eq!(found(|it| it.is_standby = true), [("read-only", Severity::Serious)]);
+        assert_eq!(found(|it| it.version = 130_012), [("version", Severity::Serious)]);
+        assert_eq!(found(|it| it.sees_all = false), [("sight", Severity::Note)]);
+    }
+
+    #[test]
+    fn the_connections_of_the_pool_have_to_fit() {
+        assert_eq!(found(|it| it.sessions = 87), [("connections", Severity::Warning)]);
+        assert_eq!(found(|it| it.pool = 97), [("connections", Severity::Serious)]);
+        assert_eq!(found(|it| it.sessions = 86), []);
+    }
+
+    #[test]
+    fn what_keeps_dead_rows_is_found_by_its_age() {
+        let open = |holds, seconds| {
+            let age = Some(Duration::from_secs(seconds));
+            found(move |it| it.holders = vec![Holder { holds, who: "process 7".into(), age }])
+        };
+        assert_eq!(open(Holds::Running, 299), []);
+        assert_eq!(open(Holds::Running, 301), [("horizon", Severity::Warning)]);
+        assert_eq!(open(Holds::Idle, 61), [("horizon", Severity::Warning)]);
+        assert_eq!(open(Holds::Prepared, 3601), [("horizon", Severity::Serious)]);
+        let slot = |is_active, transactions, wal_bytes| {
+            let slot = ReplicationSlot { name: "s".into(), is_active, transactions, wal_bytes };
+            found(move |it| it.slots = vec![slot.clone()])
+        };
+        assert_eq!(slot(true, 0, 20 * GB), []);
+        assert_eq!(slot(false, 0, 2 * GB), [("slots", Severity::Warning)]);
+        assert_eq!(slot(false, 0, 11 * GB), [("slots", Severity::Serious)]);
+        assert_eq!(slot(true, OLD_SLOT + 1, 0), [("horizon", Severity::Warning)]);
+    }
+
+    #[test]
+    fn tables_indexes_and_locks_are_looked_at() {
+        let table = |live, dead, is_neglected| {
+            let table =
+                TableFigures { name: "tramline_slice".into(), live, dead, vacuumed: None, is_neglected };
+            found(move |it| it.tables = vec![table.clone()])
+        };
+        assert_eq!(table(10, MANY_DEAD, false), []);
+        assert_eq!(table(10, MANY_DEAD + 1, false), [("vacuum", Severity::Warning)]);
+        assert_eq!(table(MANY_DEAD, MANY_DEAD + 1, false), []);
+        assert_eq!(table(0, 0, true), [("vacuum", Severity::Serious)]);
+        let wait = |seconds| {
+            let wait = LockWait { process: 7, age: Duration::from_secs(seconds), blocked_by: vec![8] };
+            found(move |it| it.waits = vec![wait.clone()])
+        };
+        assert_eq!((wait(5), wait(6)), (vec![], vec![("locks", Severity::Warning)]));
+        assert_eq!(wait(61), [("locks", Severity::Serious)]);
+        assert_eq!(found(|it| it.invalid_indexes = vec!["i".into()]), [("indexes", Severity::Serious)]);
+    }
+}

@@ -1,0 +1,216 @@
+//! `tramline doctor` on real stores: what it finds, what it changes (nothing), and its exit codes.
+
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
+
+mod node;
+mod stores;
+
+use node::{Node, PROGRAM};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use std::process::Command;
+use stores::Place;
+use tramline::store::examine::{Figures, Holder, Holds, examine};
+
+/// The exit code and the findings.
+fn doctor(store: &str) -> (i32, Vec<Value>) {
+    let output = Command::new(PROGRAM).args(["doctor", "--json", "--store", store]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let findings = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    (output.status.code().unwrap(), findings)
+}
+
+/// What one check found: the severity and the sentence.
+fn of(findings: &[Value], check: &str) -> Vec<(String, String)> {
+    let text = |finding: &Value, field: &str| finding[field].as_str().unwrap().to_owned();
+    let found = findings.iter().filter(|finding| finding["check"] == check);
+    found
+        .map(|finding| {
+            assert!(!text(finding, "remedy").is_empty(), "{finding}");
+            (text(finding, "severity"), text(finding, "what"))
+        })
+        .collect()
+}
+
+/// Some of everything that stands still.
+async fn trouble(node: &Node) {
+    node.put("/v1/subscriptions/unattended", json!({"topics": ["t"]})).await;
+    node.put("/v1/subscriptions/stopped", json!({"topics": ["t"]})).await;
+    node.post("/v1/subscriptions/stopped/pause", json!({"reason": "a move"})).await;
+    node.put("/v1/subscriptions/failing", json!({"topics": ["t"]})).await;
+    node.post("/v1/topics/t/events", json!({"payload": 1})).await;
+    let claimed = node.post("/v1/subscriptions/failing/claim", json!({"worker": "w"})).await;
+    let event = &claimed["events"][0];
+    let result = json!({"id": event["id"], "lease": event["lease"], "outcome": "dead", "error": "no"});
+    node.post("/v1/subscriptions/failing/settle", json!({"results": [result]})).await;
+}
+
+async fn troubles_are_found_while_the_server_runs(place: Place) {
+    let node = place.node();
+    let (_, findings) = doctor(place.url());
+    for check in ["store", "schema", "indexes", "integrity", "dead", "workers", "late", "clock", "version"] {
+        assert_eq!(of(&findings, check), [], "{findings:?}");
+    }
+    trouble(&node).await;
+    let (code, findings) = doctor(place.url());
+    assert!(code >= 1, "{findings:?}");
+    let has = |check: &str, severity: &str, words: &str| {
+        let found = of(&findings, check);
+        assert!(found.iter().any(|(how, what)| how == severity && what.contains(words)), "{findings:?}");
+    };
+    has("dead", "warning", "failing has 1 dead events");
+    has("workers", "warning", "nobody works on unattended, where 1 events wait");
+    has("rules", "note", "stopped is stopped (pause by");
+    assert!(of(&findings, "workers").iter().all(|(_, what)| !what.contains("stopped")), "{findings:?}");
+}
+
+stores::on_every_store!(troubles_are_found_while_the_server_runs);
+
+fn file(place: &Place) -> &str {
+    place.url().strip_prefix("sqlite://").unwrap()
+}
+
+#[tokio::test]
+async fn a_healthy_file_is_fine_and_stays_as_it_is() {
+    let place = Place::sqlite();
+    drop(tramline::store::open(place.url()).await.unwrap());
+    let look = || {
+        let (code, mut findings) = doctor(place.url());
+        // The machine that runs the tests need not be healthy.
+        let mine = |finding: &Value| finding["check"] != "disk" && finding["check"] != "place";
+        let all = findings.len();
+        findings.retain(mine);
+        assert_eq!((code == 0, findings), (all == 0, vec![]));
+    };
+    look();
+    // Whoever closes a file last moves the log into it, so the first look may still do that.
+    let before = std::fs::read(file(&place)).unwrap();
+    look();
+    assert!(std::fs::read(file(&place)).unwrap() == before);
+}
+
+#[tokio::test]
+async fn a_file_that_lacks_something_is_serious() {
+    let place = Place::sqlite();
+    drop(tramline::store::open(place.url()).await.unwrap());
+    let other = rusqlite::Connection::open(file(&place)).unwrap();
+    other.execute_batch("DROP INDEX tramline_slice_claim").unwrap();
+    let (code, findings) = doctor(place.url());
+    assert_eq!((code, of(&findings, "schema")[0].1.as_str()), (2, "tramline_slice_claim is missing"));
+    other.execute_batch("DELETE FROM tramline_migration WHERE version > 5").unwrap();
+    let (code, findings) = doctor(place.url());
+    assert_eq!(code, 1, "{findings:?}");
+    let version: i64 =
+        other.query_row("SELECT max(version) FROM tramline_migration", [], |row| row.get(0)).unwrap();
+    assert_eq!(version, 5, "nothing is migrated");
+}
+
+/// Neither is it copied: a backup that cannot be restored is worse than none.
+#[tokio::test]
+async fn a_damaged_file_is_serious_and_no_backup_is_made_of_it() {
+    let place = Place::sqlite();
+    let store = tramline::store::open(place.url()).await.unwrap();
+    store.close().await;
+    drop(store);
+    doctor(place.url()); // whoever closes it last moves the log into it
+    let mut bytes = std::fs::read(file(&place)).unwrap();
+    let page = 8192;
+    // Pages of tables and indexes; the first has the schema, without which it would be no database at all.
+    for at in (2 * page..bytes.len()).step_by(page) {
+        bytes[at..at + 100].fill(0xa5);
+    }
+    std::fs::write(file(&place), bytes).unwrap();
+    let (code, findings) = doctor(place.url());
+    assert_eq!(code, 2, "{findings:?}");
+    assert!(findings.iter().any(|it| it["check"] == "integrity" || it["check"] == "store"), "{findings:?}");
+    let copy = format!("{}.copy", file(&place));
+    let refused = Command::new(PROGRAM).args(["backup", "--store", place.url(), &copy]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(!std::path::Path::new(&copy).exists());
+}
+
+#[test]
+fn a_store_that_cannot_be_looked_at_is_serious_and_not_created() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing.db");
+    let text = directory.path().join("text.db");
+    std::fs::write(&text, "this is no database, but long enough to be looked at as one").unwrap();
+    let urls =
+        [missing.display().to_string(), text.display().to_string()].map(|path| format!("sqlite://{path}"));
+    for url in
+        urls.iter().map(String::as_str).chain(["sqlite::memory:", "nonsense:x", "postgres://127.0.0.1:1/x"])
+    {
+        let (code, findings) = doctor(url);
+        assert_eq!((code, of(&findings, "store").len()), (2, 1), "{url}: {findings:?}");
+    }
+    assert!(!missing.exists());
+}
+
+#[tokio::test]
+async fn an_index_of_postgres_that_is_missing_or_not_valid_is_serious() {
+    let place = Place::postgres();
+    let url = place.url();
+    let (code, findings) = doctor(url);
+    assert_eq!((code, of(&findings, "schema").len()), (2, 1), "there are no tables yet, and none are made");
+    drop(tramline::store::open(url).await.unwrap());
+    let schema = url.rsplit_once("schema=").unwrap().1;
+    let mut server = PgConnection::connect(&std::env::var("TRAMLINE_TEST_POSTGRES").unwrap()).await.unwrap();
+    let sql = format!(
+        "DROP INDEX {schema}.tramline_slice_claim; \
+         UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{schema}.tramline_chunk_topic'::regclass; \
+         ALTER TABLE {schema}.tramline_head SET (autovacuum_enabled = false)"
+    );
+    server.execute(AssertSqlSafe(sql)).await.unwrap();
+    let (code, findings) = doctor(url);
+    assert_eq!(code, 2);
+    let serious = |what: &str| vec![("serious".to_owned(), what.to_owned())];
+    assert_eq!(of(&findings, "schema"), serious("tramline_slice_claim is missing"));
+    assert_eq!(
+        of(&findings, "indexes"),
+        serious("the index tramline_chunk_topic is not valid, so it is not used")
+    );
+    assert_eq!(of(&findings, "vacuum"), serious("autovacuum is turned off for tramline_head"));
+}
+
+#[tokio::test]
+async fn settings_of_postgres_that_lose_events_are_serious() {
+    let place = Place::postgres();
+    let url = format!(
+        "{}&options=-c%20synchronous_commit%3Doff%20-c%20default_transaction_isolation%3Dserializable",
+        place.url()
+    );
+    let (_, findings) = doctor(&url);
+    let settings = of(&findings, "settings");
+    let has = |severity: &str, name: &str| {
+        settings.iter().any(|(how, what)| how == severity && what.starts_with(name))
+    };
+    assert!(has("serious", "synchronous_commit is off"), "{settings:?}");
+    assert!(has("warning", "default_transaction_isolation is serializable"), "{settings:?}");
+}
+
+#[tokio::test]
+async fn open_transactions_and_waits_of_postgres_are_seen() {
+    let place = Place::postgres();
+    drop(tramline::store::open(place.url()).await.unwrap());
+    let schema = place.url().rsplit_once("schema=").unwrap().1.to_owned();
+    let server = std::env::var("TRAMLINE_TEST_POSTGRES").unwrap();
+    let name = format!("{server}{}application_name={schema}", if server.contains('?') { '&' } else { '?' });
+    let mut first = PgConnection::connect(&name).await.unwrap();
+    let mut second = PgConnection::connect(&name).await.unwrap();
+    let lock = format!("BEGIN; LOCK TABLE {schema}.tramline_meta");
+    first.execute(AssertSqlSafe(lock.clone())).await.unwrap();
+    let waiting = tokio::spawn(async move {
+        second.execute(AssertSqlSafe(lock)).await.unwrap();
+    });
+    let blocker: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut first).await.unwrap();
+    let wait = stores::until(async || {
+        let Figures::Postgres(figures) = examine(place.url()).await.unwrap() else { return None };
+        let idle = |holder: &Holder| holder.holds == Holds::Idle && holder.who.contains(&schema);
+        assert!(figures.holders.iter().any(idle), "{:?}", figures.holders);
+        figures.waits.into_iter().find(|wait| wait.blocked_by == [blocker])
+    })
+    .await;
+    assert_ne!(wait.process, blocker);
+    first.execute("ROLLBACK").await.unwrap();
+    waiting.await.unwrap();
+}

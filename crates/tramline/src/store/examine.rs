@@ -1,0 +1,119 @@
+//! Figures of a database as an operator has to judge them: read without changing anything, also where the tables are not up to
+//! date. What they mean is decided elsewhere.
+
+pub use super::postgres::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
+pub use super::sqlite::SqliteFigures;
+
+use super::postgres::PostgresStore;
+use super::sqlite::SqliteStore;
+use super::{Store, sqlite_path, unknown};
+use crate::error::{Error, Result};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What is known of a database.
+#[derive(Clone, Debug)]
+pub enum Figures {
+    /// Of a SQLite file.
+    Sqlite(SqliteFigures),
+    /// Of a PostgreSQL server.
+    Postgres(PostgresFigures),
+}
+
+impl Figures {
+    /// The tables.
+    pub fn schema(&self) -> &Schema {
+        match self {
+            Figures::Sqlite(figures) => &figures.schema,
+            Figures::Postgres(figures) => &figures.schema,
+        }
+    }
+}
+
+/// The tables that there are, against those that there should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schema {
+    /// The version of the tables; `None` if there are none.
+    pub version: Option<i64>,
+    /// The version that this program knows.
+    pub known: i64,
+    /// Tables and indexes that are not there.
+    pub missing: Vec<String>,
+}
+
+impl Schema {
+    pub(crate) fn new(version: Option<i64>, known: i64, sql: &str, there: &BTreeSet<String>) -> Schema {
+        let missing = declared(sql).into_iter().filter(|name| !there.contains(name)).collect();
+        Schema { version, known, missing }
+    }
+
+    /// True if a store can be opened on it without changing it.
+    pub fn is_current(&self) -> bool {
+        self.version == Some(self.known)
+    }
+}
+
+/// Reads the figures of the database behind a URL. Nothing is created or changed.
+///
+/// # Errors
+/// `Invalid` for a URL that names no database that lasts; `NotFound` and `Unavailable` when it cannot be opened or reached.
+pub async fn examine(url: &str) -> Result<Figures> {
+    if url == "sqlite::memory:" {
+        return Err(Error::invalid(
+            "a store in memory is new whenever it is opened",
+            "use a store in a file",
+        ));
+    }
+    if let Some(path) = sqlite_path(url) {
+        return Ok(Figures::Sqlite(SqliteStore::examine(path).await?));
+    }
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(Figures::Postgres(PostgresStore::examine(url.parse()?).await?));
+    }
+    if url.starts_with("mysql://") || url.starts_with("mariadb://") {
+        return Err(Error::invalid(
+            "MySQL and MariaDB are not examined yet",
+            "look at the server with its own tools, and at subscriptions with `tramline stats`",
+        ));
+    }
+    Err(unknown(url))
+}
+
+/// Opens the store behind a URL for verbs that only look. Its tables have to be up to date, so nothing is changed.
+///
+/// # Errors
+/// As [`super::open`].
+pub async fn open_to_look(url: &str) -> Result<Arc<dyn Store>> {
+    match sqlite_path(url) {
+        Some(path) => Ok(Arc::new(SqliteStore::open_to_look(path).await?)),
+        None => super::open(url).await,
+    }
+}
+
+/// The names of the tables and indexes that migrations leave behind.
+fn declared(sql: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for line in sql.lines() {
+        let words: Vec<&str> = line.split([' ', '(', ';']).filter(|word| !word.is_empty()).collect();
+        let plain: Vec<&str> =
+            words.into_iter().filter(|word| !["UNIQUE", "IF", "NOT", "EXISTS"].contains(word)).collect();
+        match plain[..] {
+            ["CREATE", "TABLE" | "INDEX", name, ..] => names.insert(name.to_owned()),
+            ["DROP", "TABLE" | "INDEX", name, ..] => names.remove(name),
+            _ => false,
+        };
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_migrations_leave_behind_is_read_from_them() {
+        let sql = "CREATE TABLE IF NOT EXISTS a (x bigint);\nCREATE TABLE b (\nCREATE UNIQUE INDEX i ON a (x) WHERE x > 0;\n\
+                   CREATE INDEX old ON b (y);\nDROP INDEX IF EXISTS old;\n-- CREATE TABLE not (\nINSERT INTO b VALUES (1);";
+        assert_eq!(declared(sql), BTreeSet::from(["a".into(), "b".into(), "i".into()]));
+    }
+}
