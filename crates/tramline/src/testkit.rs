@@ -13,6 +13,7 @@
 
 use crate::engine::clock::{Clock, ManualClock};
 use crate::engine::options::Options;
+use crate::engine::schedule;
 use crate::engine::tramline::Tramline;
 use crate::engine::worker::Worker;
 use crate::error::{Kind, Result};
@@ -58,13 +59,14 @@ impl TestKit {
         self.clock.advance(by);
     }
 
-    /// Runs the workers, one after the other and again, until none of them finds anything that is due. Gives how many events ran
-    /// (each retry counts again).
+    /// Runs the schedules that are due, then the workers, one after the other and again, until none of them finds anything that is
+    /// due. Gives how many events ran (each retry counts again).
     ///
     /// # Errors
     /// As [`Worker::run`].
     pub async fn drain_until_idle(&self, workers: &[&Worker]) -> Result<u64> {
         let mut sum = 0;
+        schedule::tick(self.tram.presence()).await?;
         loop {
             let mut round = 0;
             for worker in workers {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tramline::testkit::TestKit;
-use tramline::{Context, Event, EventId, Outcome, Retry, StoredEvent};
+use tramline::{Context, Event, EventId, Outcome, Retry, Schedule, StoredEvent};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -82,4 +82,18 @@ async fn a_wrong_expectation_says_what_was_emitted_instead() {
     let kit = TestKit::new().await.unwrap();
     kit.tram().emit(Event::new("mails", "x").kind("reminder")).await.unwrap();
     kit.assert_emitted("mails", "receipt", 1).await;
+}
+
+#[tokio::test]
+async fn schedules_run_when_the_clock_says_so() {
+    let kit = TestKit::new().await.unwrap();
+    let worker = kit.tram().worker("w").topics(["t"]).on_any(|| async {});
+    worker.subscribe().await.unwrap();
+    kit.tram().put_schedule(Schedule::every("n", MINUTE, Event::new("t", "x").kind("tick"))).await.unwrap();
+    assert_eq!(kit.drain_until_idle(&[&worker]).await.unwrap(), 0);
+    for _ in 0..3 {
+        kit.advance(MINUTE);
+        assert_eq!(kit.drain_until_idle(&[&worker]).await.unwrap(), 1);
+    }
+    kit.assert_emitted("t", "tick", 3).await;
 }

@@ -36,6 +36,8 @@ pub(crate) struct App {
     pub(crate) owners: Owners,
     /// What secrets are encrypted with.
     pub(crate) keyring: Keyring,
+    /// One change of a subscription at a time: what is left out is read and written again.
+    pub(crate) changing: tokio::sync::Mutex<()>,
     pub(crate) metrics: Arc<Metrics>,
     /// Cancelled when the server is asked to stop: who waits, answers; who follows, ends.
     pub(crate) draining: CancellationToken,
@@ -56,6 +58,7 @@ impl App {
         let keyring = config.keyring().unwrap_or_default();
         Arc::new(App {
             keyring,
+            changing: tokio::sync::Mutex::default(),
             tram,
             access,
             workers: Workers::default(),

@@ -213,6 +213,7 @@ pub(crate) async fn put(
     if put.topics.len() > MAX_TOPICS {
         return Err(Problem::invalid("the subscription has too many topics", "use at most 1,000"));
     }
+    let _alone = app.changing.lock().await;
     let existing = find(&app, &name).await?;
     if let Some(existing) = &existing {
         caller.consumes(&existing.topics)?;
@@ -222,6 +223,10 @@ pub(crate) async fn put(
     let start = put.start.clone();
     let now = app.ask(app.tram.store().now()).await?;
     let sealer = Sealer { keyring: &app.keyring, subscription: &name, now };
+    if put.callback.is_some() {
+        // Where events are sent, they are read.
+        caller.needs(&[Scope::Consume])?;
+    }
     let policy = put.policy(existing.map(|existing| existing.policy), &sealer)?;
     let start = self::start(start.as_deref(), policy.push.is_some())?;
     app.forget(&name);

@@ -148,7 +148,7 @@ pub(crate) async fn keep_ticking(presence: Arc<Presence>, stop: CancellationToke
 }
 
 /// All that is due, in bounded steps. Gives until which reading of the clock there is nothing to do.
-async fn tick(presence: &Presence) -> Result<Duration> {
+pub(crate) async fn tick(presence: &Presence) -> Result<Duration> {
     loop {
         let ticked = presence.store.tick(Tick { limit: LIMIT, now: presence.clock.now() }).await?;
         presence.wake.notify(&ticked.wake);

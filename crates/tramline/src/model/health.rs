@@ -132,7 +132,7 @@ impl Health {
             _ if self.disabled.is_some() => return false,
             (Verdict::Gone, _, _) => "the receiver answered 410 Gone".to_owned(),
             (_, Some(limit), Some(since)) if now.since(since) >= limit => {
-                format!("nothing has succeeded for {} hours", limit.as_secs() / 3600)
+                format!("nothing has succeeded for {limit:?}")
             }
             _ => return false,
         };

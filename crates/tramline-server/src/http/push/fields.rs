@@ -58,6 +58,7 @@ impl Fields {
     /// How it is sent, on top of how it was sent before.
     pub(crate) fn push(self, old: Option<Push>, sealer: &Sealer<'_>) -> Answer<Push> {
         let old = old.unwrap_or_default();
+        let moved = self.callback.as_ref().is_some_and(|callback| *callback != old.callback);
         let callback = self.callback.unwrap_or(old.callback);
         if callback.is_empty() {
             return Err(Problem::invalid("a push subscription needs a callback", "set the URL to send to"));
@@ -69,6 +70,8 @@ impl Fields {
             Some(texts) => texts.iter().map(|text| secrets::seal(text, sealer)).collect::<Answer<_>>()?,
         };
         let authorization = match self.authorization {
+            // What was for one receiver is not shown to another.
+            None if moved => None,
             None => old.authorization,
             Some(None) => None,
             Some(Some(text)) => Some(authorization(&text, sealer)?),
@@ -87,7 +90,7 @@ impl Fields {
                 .map_or(old.disable_after, |after| after.map(Duration::from_millis)),
             handshake: self.handshake.unwrap_or(old.handshake),
             secrets,
-            user: old.user,
+            user: old.user.filter(|_| !moved),
             authorization,
         })
     }

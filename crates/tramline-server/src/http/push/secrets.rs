@@ -55,6 +55,8 @@ pub(crate) async fn add(
     let subscription = named(&app, &caller, MANAGE, name).await?;
     let body = app.read(&headers, body).await?;
     let given: SecretIn = body::parse(&body)?;
+    let _alone = app.changing.lock().await;
+    let subscription = fresh(&app, &subscription).await?;
     let mut push = sending(&subscription)?;
     let (secret, made) = match (given.secret, given.kind) {
         (Some(_), Some(_)) => {
@@ -93,6 +95,8 @@ pub(crate) async fn remove(
     Path((name, id)): Path<(String, String)>,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, Name(name)).await?;
+    let _alone = app.changing.lock().await;
+    let subscription = fresh(&app, &subscription).await?;
     let mut push = sending(&subscription)?;
     let before = push.secrets.len();
     push.secrets.retain(|secret| secret.id != id);
@@ -122,6 +126,12 @@ pub(crate) fn sending(subscription: &Subscription) -> Answer<Push> {
         .push
         .clone()
         .ok_or_else(|| Problem::invalid("this is not a push subscription", "create one with kind push"))
+}
+
+/// The subscription as it is now, and not as it was a moment ago.
+async fn fresh(app: &App, known: &Subscription) -> Answer<std::sync::Arc<Subscription>> {
+    app.forget(&known.name);
+    app.subscription(&known.name).await
 }
 
 async fn write(app: &App, subscription: &Subscription, push: Push) -> Answer<()> {

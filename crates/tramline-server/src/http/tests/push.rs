@@ -139,3 +139,31 @@ async fn disabling_and_enabling_are_told_with_the_reason() {
         .problem(422);
     assert_eq!(bed.get("/v1/subscriptions/s/attempts").await.good(), json!({"items": [], "next": null}));
 }
+
+#[tokio::test]
+async fn who_may_not_read_events_may_not_have_them_sent_and_credentials_stay_with_their_receiver() {
+    let bed = bed(push(json!({"authorization": "Bearer hidden-token"}))).await;
+    let wish = json!({"name": "manager", "scopes": ["manage"]});
+    let manager = bed.post("/v1/tokens", wish).await.good()["token"].as_str().unwrap().to_owned();
+    let elsewhere = push(json!({"callback": "https://elsewhere.example/"})).to_string();
+    let put = axum::http::Method::PUT;
+    bed.call(put.clone(), "/v1/subscriptions/s", Some(&manager), &elsewhere).await.problem(403);
+    let less = json!({"topics": ["t"], "max_events": 5}).to_string();
+    bed.call(put, "/v1/subscriptions/s", Some(&manager), &less).await.good();
+    assert_eq!(bed.get("/v1/subscriptions/s").await.good()["has_authorization"], true);
+    let moved =
+        bed.put("/v1/subscriptions/s", push(json!({"callback": "https://elsewhere.example/"}))).await.good();
+    assert_eq!(moved["has_authorization"], false);
+}
+
+/// Reading and writing again lost all but one of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_that_are_added_at_once_are_all_kept() {
+    let bed = bed(push(json!({}))).await;
+    let add = || bed.post("/v1/subscriptions/s/secrets", json!({}));
+    let added = tokio::join!(add(), add(), add(), add(), add());
+    for reply in [added.0, added.1, added.2, added.3, added.4] {
+        reply.good();
+    }
+    assert_eq!(bed.get("/v1/subscriptions/s").await.good()["secrets"].as_array().unwrap().len(), 5);
+}
