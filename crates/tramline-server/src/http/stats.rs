@@ -5,13 +5,14 @@ use crate::http::caller::Caller;
 use crate::http::events::READ;
 use crate::http::json::{When, ok};
 use crate::http::problem::Answer;
+use crate::http::push::shown::{DeliveryOut, Pending};
 use crate::http::tallies::figures::{self, TallyStats};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use std::collections::HashMap;
-use tramline::{Counts, SubscriptionId};
+use tramline::{Counts, Health, SubscriptionId};
 use utoipa::ToSchema;
 
 /// How many subscriptions the figures are about, at most.
@@ -111,6 +112,9 @@ pub(crate) struct SubscriptionStats {
     oldest_ready_at: Option<When>,
     /// The rules that stop it
     stopped_by: Vec<tramline::RuleKind>,
+    /// How its sending stands, if it is pushed
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delivery: Option<DeliveryOut>,
 }
 
 /// How much is to be done, in the first 1,000 subscriptions that the token may see.
@@ -124,6 +128,9 @@ pub(crate) async fn stats(State(app): State<Shared>, caller: Caller) -> Answer<R
     let mut sum = Counts::default();
     let mut subscriptions = Vec::new();
     let all = app.ask(app.tram.subscriptions()).await?;
+    let board = app.ask(app.tram.push_board()).await?;
+    let board: HashMap<SubscriptionId, &Health> =
+        board.iter().map(|entry| (entry.subscription.id, &entry.health)).collect();
     for subscription in all.iter().filter(|one| caller.sees(one)).take(MOST) {
         let stats = match app.ask(app.tram.store().stats(subscription.id, None)).await {
             // Deleted since the list was read.
@@ -135,11 +142,17 @@ pub(crate) async fn stats(State(app): State<Shared>, caller: Caller) -> Answer<R
         sum.leased += stats.counts.leased;
         sum.parked += stats.counts.parked;
         sum.dead += stats.counts.dead;
+        let delivery = subscription.policy.push.as_ref().map(|push| {
+            let health = board.get(&subscription.id).copied().cloned().unwrap_or_default();
+            let pending = Pending { counts: stats.counts, oldest_ready_at: stats.oldest_ready_at, now };
+            DeliveryOut::new(push, &health, pending)
+        });
         subscriptions.push(SubscriptionStats {
             name: subscription.name.to_string(),
             counts: stats.counts,
             oldest_ready_at: stats.oldest_ready_at.map(When),
             stopped_by: stats.rules.iter().map(|rule| rule.kind).collect(),
+            delivery,
         });
     }
     let uptime_ms = u64::try_from(app.started.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -195,6 +195,6 @@ impl Options {
     }
 
     fn is_server(&self) -> bool {
-        !self.url.starts_with("sqlite:")
+        ["postgres:", "postgresql:", "mysql:", "mariadb:"].iter().any(|scheme| self.url.starts_with(scheme))
     }
 }

@@ -126,7 +126,7 @@ impl Pending {
 }
 
 impl DeliveryOut {
-    fn new(push: &Push, health: &Health, pending: Pending) -> DeliveryOut {
+    pub(crate) fn new(push: &Push, health: &Health, pending: Pending) -> DeliveryOut {
         let (gathering, ready) = pending.split(push);
         let put_off = health.put_off_until > pending.now;
         DeliveryOut {

@@ -122,6 +122,13 @@ async fn a_new_key_opens_what_the_old_one_sealed() {
 async fn disabling_and_enabling_are_told_with_the_reason() {
     let bed = bed(push(json!({}))).await;
     let told = bed.post("/v1/subscriptions/s/disable", json!({"reason": "moving"})).await.good();
+    bed.post("/v1/topics/t/events", json!({"payload": 1})).await.good();
+    let stats = bed.get("/v1/stats").await.good();
+    let delivery = &stats["subscriptions"][0]["delivery"];
+    assert_eq!(
+        (&delivery["gathering"], &delivery["ready"], &delivery["sending"]),
+        (&json!(1), &json!(0), &json!(0))
+    );
     assert_eq!(
         (&told["delivery"]["state"], &told["delivery"]["disabled_because"]),
         (&json!("disabled"), &json!("moving"))
@@ -133,7 +140,7 @@ async fn disabling_and_enabling_are_told_with_the_reason() {
     );
     let replayed =
         bed.post("/v1/subscriptions/s/replay", json!({"since": "2026-01-01T00:00:00Z"})).await.good();
-    assert_eq!(replayed, json!({"count": 0, "next": null}));
+    assert_eq!(replayed, json!({"count": 0, "next": null}), "what is pending stays as it is");
     bed.post("/v1/subscriptions/s/replay", json!({"since": "2026-01-01T00:00:00Z", "after": "x"}))
         .await
         .problem(422);
