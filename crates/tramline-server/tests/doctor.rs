@@ -64,7 +64,24 @@ async fn troubles_are_found_while_the_server_runs(place: Place) {
     assert!(of(&findings, "workers").iter().all(|(_, what)| !what.contains("stopped")), "{findings:?}");
 }
 
-stores::on_every_store!(troubles_are_found_while_the_server_runs);
+#[tokio::test]
+async fn troubles_are_found_on_sqlite() {
+    troubles_are_found_while_the_server_runs(Place::sqlite()).await;
+}
+
+#[tokio::test]
+async fn troubles_are_found_on_postgres() {
+    troubles_are_found_while_the_server_runs(Place::postgres()).await;
+}
+
+/// Nobody takes silence for health.
+#[tokio::test]
+async fn what_is_not_examined_yet_is_said() {
+    let place = Place::mysql().await;
+    let (code, findings) = doctor(place.url());
+    assert_eq!((code, findings.len()), (2, 1), "{findings:?}");
+    assert!(of(&findings, "store")[0].1.contains("not examined yet"), "{findings:?}");
+}
 
 fn file(place: &Place) -> &str {
     place.url().strip_prefix("sqlite://").unwrap()

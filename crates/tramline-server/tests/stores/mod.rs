@@ -1,5 +1,11 @@
 //! The same test on every store, with real nodes.
-#![allow(dead_code, clippy::allow_attributes, reason = "every test file uses a part of it")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    clippy::allow_attributes,
+    reason = "every test file uses a part of it"
+)]
 
 use crate::node::{Launch, Node, PATIENCE};
 use std::time::Instant;
