@@ -1,12 +1,12 @@
 //! Push: sends the events of push subscriptions to their callbacks.
 //!
-//! - [`standing`]: what is known of a subscription: its policy, its health, its opened secrets
-//! - [`line`]: one subscription: waits for a batch, claims it, sends it
-//! - [`gather`](mod@gather): when a batch goes
-//! - [`batch`]: claimed events, cut into batches
-//! - [`send`]: one request, and the handshake before the first
-//! - [`control`]: steering and looking, for users
-//! - [`scribe`]: writes outcomes and attempts back, many at once
+//! - `standing`: what is known of a subscription: its policy, its health, its opened secrets
+//! - `line`: one subscription: waits for a batch, claims it, sends it
+//! - `gather`: when a batch goes
+//! - `batch`: claimed events, cut into batches
+//! - `send`: one request, and the handshake before the first
+//! - `control`: steering and looking, for users
+//! - `scribe`: writes outcomes and attempts back, many at once
 
 mod batch;
 mod control;
@@ -62,6 +62,9 @@ struct Shared {
     requests: Arc<Semaphore>,
 }
 
+/// What each line had learned by itself when the board was asked for.
+type Seen = HashMap<SubscriptionId, u64>;
+
 /// A line that runs.
 struct Running {
     standing: Arc<watch::Sender<Standing>>,
@@ -86,10 +89,11 @@ impl Pusher {
         let mut outage = Outage::new("looking for push subscriptions");
         let (tram, clock) = (&self.shared.tram, self.shared.tram.clock());
         while !shutdown.is_started() {
+            let seen: Seen = lines.iter().map(|(id, line)| (*id, line.standing.borrow().learned)).collect();
             match tram.store().push_board(clock.now()).await {
                 Ok(board) => {
                     outage.over();
-                    self.follow(&mut lines, board, &shutdown);
+                    self.follow(&mut lines, board, &seen, &shutdown);
                 }
                 Err(error) => outage.wait(clock, &error).await,
             }
@@ -111,6 +115,7 @@ impl Pusher {
         &self,
         lines: &mut HashMap<SubscriptionId, Running>,
         board: Vec<PushEntry>,
+        seen: &Seen,
         shutdown: &Shutdown,
     ) {
         lines.retain(|id, line| {
@@ -126,7 +131,7 @@ impl Pusher {
             let known = lines.get(&id).map(|line| line.standing.borrow().clone());
             let standing = Standing::new(entry, known.as_ref(), &self.shared);
             match lines.get(&id) {
-                Some(line) => standing.tell(due, &line.standing),
+                Some(line) => standing.tell(due, seen.get(&id).copied().unwrap_or_default(), &line.standing),
                 None => {
                     lines.insert(id, self.start(standing, shutdown));
                 }

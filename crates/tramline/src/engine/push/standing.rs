@@ -26,6 +26,8 @@ pub(super) struct Standing {
     /// The store's time then, and what the clock of this process showed.
     now: Time,
     reading: Duration,
+    /// How often a line of this process wrote something down since it runs. What was read before the last time is stale.
+    pub(super) learned: u64,
     /// Where requests go and what they carry; or why they cannot be made.
     pub(super) target: Arc<std::result::Result<Target, String>>,
 }
@@ -50,21 +52,30 @@ impl Standing {
             |known| known.target.clone(),
         );
         let reading = shared.tram.clock().reading();
-        Standing { subscription: Arc::new(subscription), push: Arc::new(push), health, now, reading, target }
+        Standing {
+            subscription: Arc::new(subscription),
+            push: Arc::new(push),
+            health,
+            now,
+            reading,
+            learned: 0,
+            target,
+        }
     }
 
     /// Replaces what is known, unless something newer came in the meantime. Rings if that changes something, or if there may be
     /// something to send.
-    pub(super) fn tell(self, due: bool, to: &watch::Sender<Standing>) {
+    pub(super) fn tell(self, due: bool, seen: u64, to: &watch::Sender<Standing>) {
         to.send_if_modified(|known| {
-            let is_new = self.now >= known.now;
+            let is_new = known.learned == seen;
             let rings =
                 due || self.subscription != known.subscription || (is_new && self.health != known.health);
+            let learned = known.learned;
             *known = match is_new {
-                true => self,
+                true => Standing { learned, ..self },
                 false => {
                     let Standing { health, now, reading, .. } = known.clone();
-                    Standing { health, now, reading, ..self }
+                    Standing { health, now, reading, learned, ..self }
                 }
             };
             rings
@@ -75,6 +86,7 @@ impl Standing {
     pub(super) fn update(to: &watch::Sender<Standing>, health: Health, now: Time, clock: &Clock) {
         let reading = clock.reading();
         to.send_modify(|known| {
+            known.learned += 1;
             if now >= known.now {
                 (known.health, known.now, known.reading) = (health, now, reading);
             }
