@@ -10,10 +10,9 @@ use crate::engine::remote::Take;
 use crate::error::{Kind, Result};
 use crate::model::health::Verdict;
 use crate::model::id::Incarnation;
-use crate::model::lease::Lease;
 use crate::model::subscription::Ordering;
 use crate::store::verbs::{Claimed, Gather, Steer, SteerPush};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering as Atomic};
 use std::time::Duration;
@@ -288,13 +287,8 @@ impl Line {
             (back, kept.into())
         };
         self.hand = kept;
-        let leases: BTreeSet<Lease> = back.into_iter().flat_map(|held| held.batch.leases).collect();
-        if leases.is_empty() {
-            return;
-        }
-        let id = self.standing.borrow().subscription.id;
-        if let Err(error) = self.shared.tram.release(id, leases.into_iter().collect()).await {
-            tracing::debug!(error = %error, "batches that were not sent wait for the end of their lease");
+        if !back.is_empty() {
+            self.scribe.give_back(back.into_iter().map(|held| held.batch)).await;
         }
     }
 

@@ -78,6 +78,18 @@ impl Scribe {
         self.write().await;
     }
 
+    /// Gives batches back that were claimed and are not to be sent.
+    pub(super) async fn give_back(&self, batches: impl Iterator<Item = Batch>) {
+        for batch in batches {
+            let (outcomes, back) = self.unsent(batch);
+            let mut pending = self.pending();
+            pending.outcomes.extend(outcomes);
+            pending.back.extend(back);
+        }
+        let _turn = self.turn.lock().await;
+        self.write().await;
+    }
+
     /// The subscription stands differently now.
     pub(super) fn learn(&self, health: Health, now: Time) {
         Standing::update(&self.standing, health, now, self.shared.tram.clock());
@@ -105,10 +117,10 @@ impl Scribe {
 
     /// What to write back, and which leases to give back.
     fn settle(&self, batch: Batch, judged: Judged) -> (Vec<(EventId, Lease, Outcome)>, Vec<Lease>) {
-        let Batch { events, leases } = batch;
         if judged.outcomes.is_empty() {
-            return (Vec::new(), distinct(leases));
+            return self.unsent(batch);
         }
+        let Batch { events, leases } = batch;
         let by_key = self.standing.borrow().subscription.policy.ordering == Ordering::Key;
         let all: Vec<((Sending, Lease), Outcome)> =
             events.into_iter().zip(leases).zip(judged.outcomes).collect();
@@ -130,6 +142,18 @@ impl Scribe {
             given.clear();
         }
         (outcomes, distinct(given))
+    }
+
+    /// What to write back for a batch that is not to be sent, and which leases to give back. Where there is no order a lease is
+    /// shared by batches that may be under way: only the batch's own events go back.
+    fn unsent(&self, batch: Batch) -> (Vec<(EventId, Lease, Outcome)>, Vec<Lease>) {
+        let Batch { events, leases } = batch;
+        if self.standing.borrow().subscription.policy.is_ordered() {
+            return (Vec::new(), distinct(leases));
+        }
+        let back = Outcome::Snooze { delay: Duration::ZERO };
+        let each = |(sending, lease): (Sending, Lease)| (sending.event.id, lease, back.clone());
+        (events.into_iter().zip(leases).map(each).collect(), Vec::new())
     }
 
     async fn write(&self) {

@@ -3,7 +3,8 @@
 use super::{ONCE, World};
 use crate::judge;
 use crate::model::{Held, Key};
-use crate::step::{LEASE, Verdict};
+use crate::setting::LEASE;
+use crate::step::Verdict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tramline::model::id::{EventId, Incarnation};
