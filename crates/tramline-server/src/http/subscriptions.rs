@@ -94,7 +94,7 @@ pub(crate) struct SubscriptionIn {
     request_timeout_ms: Option<u64>,
     /// Push: after how long without a single success it is disabled, five days unless set; null: never
     #[serde(default, deserialize_with = "or_null")]
-    #[schema(value_type = Option<u64>)]
+    #[schema(value_type = Option<u64>, minimum = 1)]
     disable_after_ms: Option<Option<u64>>,
     /// Push: ask the receiver first whether it wants events, after the specification of CloudEvents webhooks
     handshake: Option<bool>,

@@ -45,6 +45,7 @@ mod leases;
 mod log;
 mod order;
 mod parked;
+mod push;
 mod retention;
 mod rules;
 mod schedule_ticks;

@@ -309,7 +309,7 @@ impl Line {
                 let health = tram.store().steer_push(steer).await?;
                 self.scribe.learn(health, standing.time(tram.clock()));
             }
-            Err(attempt) => self.scribe.note(*attempt).await,
+            Err(attempt) => self.scribe.note(*attempt).await?,
         }
         Ok(Next::Again)
     }

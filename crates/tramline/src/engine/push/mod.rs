@@ -87,13 +87,16 @@ impl Pusher {
     pub async fn run(self, shutdown: Shutdown) {
         let mut lines: HashMap<SubscriptionId, Running> = HashMap::new();
         let mut outage = Outage::new("looking for push subscriptions");
+        // Whoever drops this future stops the lines as well.
+        let stop = CancellationToken::new();
+        let _dropped = stop.clone().drop_guard();
         let (tram, clock) = (&self.shared.tram, self.shared.tram.clock());
         while !shutdown.is_started() {
             let seen: Seen = lines.iter().map(|(id, line)| (*id, line.standing.borrow().learned)).collect();
             match tram.store().push_board(clock.now()).await {
                 Ok(board) => {
                     outage.over();
-                    self.follow(&mut lines, board, &seen, &shutdown);
+                    self.follow(&mut lines, board, &seen, &stop, shutdown.grace());
                 }
                 Err(error) => outage.wait(clock, &error).await,
             }
@@ -104,7 +107,7 @@ impl Pusher {
             }
         }
         // All are told before one is waited for: else those at the end would go on sending, and the grace of each would add up.
-        lines.values().for_each(|line| line.stop.cancel());
+        stop.cancel();
         for line in lines.into_values() {
             let _ = line.task.await;
         }
@@ -116,7 +119,8 @@ impl Pusher {
         lines: &mut HashMap<SubscriptionId, Running>,
         board: Vec<PushEntry>,
         seen: &Seen,
-        shutdown: &Shutdown,
+        stop: &CancellationToken,
+        grace: Duration,
     ) {
         lines.retain(|id, line| {
             let goes_on = board.iter().any(|entry| entry.subscription.id == *id) && !line.task.is_finished();
@@ -133,18 +137,17 @@ impl Pusher {
             match lines.get(&id) {
                 Some(line) => standing.tell(due, seen.get(&id).copied().unwrap_or_default(), &line.standing),
                 None => {
-                    lines.insert(id, self.start(standing, shutdown));
+                    lines.insert(id, self.start(standing, stop.child_token(), grace));
                 }
             }
         }
     }
 
-    fn start(&self, standing: Standing, shutdown: &Shutdown) -> Running {
+    fn start(&self, standing: Standing, stop: CancellationToken, grace: Duration) -> Running {
         let standing = Arc::new(watch::Sender::new(standing));
-        let stop = CancellationToken::new();
         let scribe = Arc::new(Scribe::new(self.shared.clone(), standing.clone()));
         let line = Line::new(self.shared.clone(), standing.subscribe(), scribe);
-        let task = tokio::spawn(line.run(stop.clone(), shutdown.grace()));
+        let task = tokio::spawn(line.run(stop.clone(), grace));
         Running { standing, stop, task }
     }
 }

@@ -5,7 +5,7 @@ use super::Shared;
 use super::batch::Batch;
 use super::standing::Standing;
 use crate::engine::backoff;
-use crate::error::Kind;
+use crate::error::{Kind, Result};
 use crate::model::health::{Attempt, Health, Verdict};
 use crate::model::id::EventId;
 use crate::model::lease::Lease;
@@ -73,7 +73,7 @@ impl Scribe {
         let _turn = self.turn.lock().await;
         // A receiver that is not to be asked again is not asked again meanwhile.
         if urgent || self.is_time() {
-            self.record().await;
+            self.try_record().await;
         }
         self.write().await;
     }
@@ -96,10 +96,10 @@ impl Scribe {
     }
 
     /// Attempts without a batch: the receiver was asked and did not agree.
-    pub(super) async fn note(&self, attempt: Attempt) {
+    pub(super) async fn note(&self, attempt: Attempt) -> Result<()> {
         self.pending().note(attempt);
         let _turn = self.turn.lock().await;
-        self.record().await;
+        self.record().await
     }
 
     /// Writes down what waits, if it has waited for long enough.
@@ -112,7 +112,7 @@ impl Scribe {
     /// Writes down all that waits.
     pub(super) async fn finish(&self) {
         let _turn = self.turn.lock().await;
-        self.record().await;
+        self.try_record().await;
     }
 
     /// What to write back, and which leases to give back.
@@ -190,14 +190,20 @@ impl Scribe {
         }
     }
 
-    async fn record(&self) {
+    async fn try_record(&self) {
+        if let Err(error) = self.record().await {
+            tracing::warn!(error = %error, "attempts of a push subscription could not be written");
+        }
+    }
+
+    async fn record(&self) -> Result<()> {
         let (attempts, counted) = {
             let mut pending = self.pending();
             pending.written_at = self.shared.tram.clock().reading();
             (std::mem::take(&mut pending.attempts), std::mem::take(&mut pending.counted))
         };
         if attempts.is_empty() {
-            return;
+            return Ok(());
         }
         let (tram, subscription) = (&self.shared.tram, self.standing.borrow().subscription.clone());
         let record = RecordPush {
@@ -216,10 +222,9 @@ impl Scribe {
                 }
             }
             Err(error) if error.kind() == Kind::NotFound => {}
-            Err(error) => {
-                tracing::warn!(error = %error, "attempts of a push subscription could not be written")
-            }
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     /// True if something waits to be written down.
