@@ -21,6 +21,7 @@ pub mod testkit;
 pub mod wake;
 
 pub use engine::buffer::Rejected;
+pub use engine::chain::{Direction, KeyEvents};
 pub use engine::clock::{Clock, ManualClock};
 pub use engine::command::{Output, ShellCommand};
 pub use engine::context::Context;
@@ -40,16 +41,18 @@ pub use engine::worker::Worker;
 pub use error::{Error, Kind, Result};
 pub use model::dropped::{DropReason, DropRecord};
 pub use model::event::{Emitted, Event, Headers, StoredEvent};
+pub use model::failure::{Failure, Gone};
 pub use model::filter::Filter;
 pub use model::health::{Attempt, Disabled, Health, Verdict};
 pub use model::id::{EventId, Incarnation, SubscriptionId, TallyId, TopicId};
 pub use model::lease::Lease;
+pub use model::letter::{Letters, Rate};
 pub use model::outcome::Outcome;
 pub use model::pattern::Pattern;
 pub use model::push::{Format, Push, SealedSecret, SecretKind};
 pub use model::resequencer::Resequencer;
 pub use model::retry::{Backoff, Retry};
-pub use model::rule::{AuditEntry, Rule, RuleKind};
+pub use model::rule::{AuditEntry, PatternRule, Rule, RuleKind};
 pub use model::schedule::{Missed, Schedule, StoredSchedule, Timing};
 pub use model::status::{Counts, Status};
 pub use model::subscription::{

@@ -126,7 +126,10 @@ pub(crate) async fn settle(
         asked.push(lease.is_some());
         outcomes.extend(lease.map(|lease| (result.id.0, lease, outcome)));
     }
-    let mut answers = app.ask(app.tram.settle(subscription.id, outcomes)).await?.into_iter();
+    // Only what failed is kept with a name.
+    let failed = outcomes.iter().find(|(_, _, outcome)| !outcome.is_done());
+    let worker = failed.and_then(|(_, lease, _)| app.workers.name(lease.owner()));
+    let mut answers = app.ask(app.tram.settle(subscription.id, outcomes, worker)).await?.into_iter();
     let mut results = Vec::with_capacity(settle.results.len());
     for (Object(result), asked) in settle.results.iter().zip(asked) {
         let accepted = asked && answers.next().unwrap_or(false);

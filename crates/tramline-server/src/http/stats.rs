@@ -110,6 +110,8 @@ pub(crate) struct SubscriptionStats {
     name: String,
     counts: Counts,
     oldest_ready_at: Option<When>,
+    /// When the oldest dead event died
+    oldest_dead_at: Option<When>,
     /// The rules that stop it
     stopped_by: Vec<tramline::RuleKind>,
     /// How its sending stands, if it is pushed
@@ -151,6 +153,7 @@ pub(crate) async fn stats(State(app): State<Shared>, caller: Caller) -> Answer<R
             name: subscription.name.to_string(),
             counts: stats.counts,
             oldest_ready_at: stats.oldest_ready_at.map(When),
+            oldest_dead_at: stats.oldest_dead_at.map(When),
             stopped_by: stats.rules.iter().map(|rule| rule.kind).collect(),
             delivery,
         });

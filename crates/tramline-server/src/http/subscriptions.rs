@@ -63,6 +63,10 @@ pub(crate) struct SubscriptionIn {
     claim_size: Option<Option<u32>>,
     /// Whether older events of a key give way to the newest, as long as nobody has claimed them
     compact: Option<bool>,
+    /// How long dead events are kept; null: until somebody replays or drops them. Held ones are always kept
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<schema::TimeLimit>)]
+    dead_retention_ms: Option<Option<u64>>,
     /// Where it starts in topics that are new to it: `beginning` (the default where workers claim), `now` (for push) or a time
     #[schema(value_type = Option<schema::Start>)]
     start: Option<String>,
@@ -180,10 +184,14 @@ pub(crate) struct SubscriptionOut {
     time_limit_ms: Option<u64>,
     claim_size: u32,
     compact: bool,
+    /// How long dead events are kept; null: until somebody replays or drops them
+    dead_retention_ms: Option<u64>,
     created_at: When,
     counts: Counts,
     /// Since when the oldest ready event could have run
     oldest_ready_at: Option<When>,
+    /// When the oldest dead event died
+    oldest_dead_at: Option<When>,
     rules: Vec<RuleOut>,
     /// Conditions that an event has to meet
     #[serde(skip_serializing_if = "Filter::is_empty")]
@@ -275,6 +283,13 @@ impl SubscriptionIn {
                 "use at least 1 ms, or leave it out for none",
             ));
         }
+        let kept = self.dead_retention_ms.map(|kept| kept.map(Duration::from_millis));
+        if kept.flatten().is_some_and(|kept| kept.is_zero() || kept > longest) {
+            return Err(Problem::invalid(
+                "the retention of dead events is out of range",
+                "use at least 1 ms, or null to keep them",
+            ));
+        }
         let backoff = self.backoff.map(|backoff| backoff.0);
         let attempts = self.max_attempts.or(backoff.as_ref().map(BackoffIn::attempts));
         let backoff = backoff.map_or(old.retry.backoff, BackoffIn::resolve);
@@ -303,6 +318,7 @@ impl SubscriptionIn {
             draining: Vec::new(),
             push,
             compact: self.compact.unwrap_or(old.compact),
+            dead_retention: kept.unwrap_or(old.dead_retention),
         })
     }
 }
@@ -343,10 +359,12 @@ pub(crate) async fn told(app: &App, subscription: &Subscription) -> Answer<Subsc
         time_limit_ms: policy.time_limit.map(millis),
         claim_size: policy.claim_size(),
         compact: policy.compact,
+        dead_retention_ms: policy.dead_retention.map(millis),
         created_at: When(subscription.created_at),
         filter: policy.filter.clone(),
         counts: stats.counts,
         oldest_ready_at: stats.oldest_ready_at.map(When),
+        oldest_dead_at: stats.oldest_dead_at.map(When),
         rules: stats.rules.into_iter().map(RuleOut::from).collect(),
         push,
     })

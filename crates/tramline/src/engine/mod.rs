@@ -1,7 +1,7 @@
 //! The engine: everything between a program and the store.
 //!
 //! - [`tramline`], [`options`], [`control`]: the handle, how it is opened, and the verbs of an operator
-//! - [`emit`], [`buffer`], [`receipt`], [`follow`]: how events get in, and out again without a subscription
+//! - [`emit`], [`buffer`], [`receipt`], [`follow`], [`chain`]: how events get in, and out again without a subscription
 //! - [`worker`], [`handler`], [`context`], [`plugin`], [`command`], [`hooks`], [`shutdown`]: what a worker is told, and what its handlers see
 //! - `run`: one run of a worker, made of `claim` (gets events), `dispatch` (which one next), `runner` (runs handlers), `settle`
 //!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
@@ -14,6 +14,7 @@
 mod ack;
 pub(crate) mod backoff;
 pub mod buffer;
+pub mod chain;
 mod claim;
 pub mod clock;
 pub mod command;

@@ -179,7 +179,8 @@ async fn settle(run: &Run, batch: &[Outcomes], answer: &mut Answer, outage: &mut
 
 async fn try_settle(run: &Run, batch: &[Outcomes]) -> Result<Settled> {
     let results = batch.iter().map(Outcomes::to_settle).collect();
-    let settle = Settle { subscription: run.subscription.id, results, now: run.tram.clock().now() };
+    let (subscription, worker) = (run.subscription.id, Some(run.tram.presence().name.clone()));
+    let settle = Settle { subscription, results, worker, now: run.tram.clock().now() };
     run.tram.store().settle(settle).await
 }
 

@@ -17,6 +17,11 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Who has it.
+    pub fn owner(&self) -> Incarnation {
+        self.owner
+    }
+
     /// True when the lease hangs on a lane and not on the slice itself.
     pub(crate) fn is_ordered(&self) -> bool {
         self.lane != LaneId::UNORDERED

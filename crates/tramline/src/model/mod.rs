@@ -4,7 +4,7 @@
 //! - [`mask`], [`mod@slice`], [`status`]: what is left to do of a chunk, and what users are told
 //! - [`subscription`], [`filter`], [`retry`], [`rule`]: who consumes, which events, how failures are repeated, what stops it
 //! - [`push`], [`health`]: how events are sent to a callback, and how that goes
-//! - [`dropped`]: what a subscription will never see
+//! - [`dropped`]: what a subscription will never see; [`failure`], [`letter`]: why events failed, and which dead ones are meant
 //! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
 //! - [`resequencer`]: the consumer's side of the order
 //! - [`id`], [`name`], [`pattern`], [`time`]: numbers, names and points in time
@@ -15,12 +15,14 @@
 pub mod chunk;
 pub mod dropped;
 pub mod event;
+pub mod failure;
 pub mod filter;
 pub mod health;
 pub mod id;
 pub(crate) mod kept;
 pub mod lane;
 pub mod lease;
+pub mod letter;
 pub mod mask;
 pub mod name;
 pub mod outcome;

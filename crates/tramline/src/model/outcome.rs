@@ -48,10 +48,14 @@ impl Outcome {
 
 /// An error text cut to what is kept, at a character boundary.
 pub fn bounded(error: &str) -> String {
-    let clean = error.replace('\0', " ");
-    if clean.len() <= MAX_ERROR {
-        return clean;
+    cut(error.replace('\0', " "), MAX_ERROR)
+}
+
+/// A text of at most `most` bytes, and a mark where it was longer.
+pub(crate) fn cut(text: String, most: usize) -> String {
+    if text.len() <= most {
+        return text;
     }
-    let end = (0..=MAX_ERROR).rev().find(|&at| clean.is_char_boundary(at)).unwrap_or(0);
-    format!("{}…", &clean[..end])
+    let end = (0..=most).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    format!("{}…", &text[..end])
 }

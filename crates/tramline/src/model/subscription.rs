@@ -152,6 +152,13 @@ pub struct Policy {
     /// How events are sent to a callback. `None`: workers claim. That never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub push: Option<Push>,
+    /// How long dead events are kept; `None`: until somebody replays or drops them. Held ones are always kept.
+    #[serde(
+        rename = "dead_retention_ms",
+        with = "as_optional_millis",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub dead_retention: Option<Duration>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

@@ -42,7 +42,9 @@ pub fn settle(
         }
         rest = rest.minus(Mask::of(*index));
         let event = EventId::at(slice.chunk, *index);
-        match next(&slice, event, outcome, policy, now) {
+        let next = next(&slice, event, outcome, policy, now);
+        note(&slice, event, &next, changes);
+        match next {
             None => done = done.plus(Mask::of(*index)),
             Some(Next::Again { due_at, attempts, error }) => {
                 changes.wake |= due_at <= now;
@@ -146,7 +148,9 @@ fn settle_one(
     changes: &mut Changes,
 ) {
     let Some(event) = part.events().next() else { return };
-    match next(&part, event, outcome, policy, now) {
+    let next = next(&part, event, outcome, policy, now);
+    note(&part, event, &next, changes);
+    match next {
         None => {
             changes.end(&part, part.mask, Ending::Done);
             if !part.replayed {
@@ -257,6 +261,18 @@ fn next(slice: &Slice, event: EventId, outcome: &Outcome, policy: &Policy, now: 
             })
         }
     }
+}
+
+/// Keeps why an attempt failed. What was put off did not.
+fn note(slice: &Slice, event: EventId, next: &Option<Next>, changes: &mut Changes) {
+    let (attempts, error) = match next {
+        Some(Next::Again { attempts, error: Some(error), .. }) if *attempts > slice.attempts => {
+            (*attempts, error)
+        }
+        Some(Next::Buried { attempts, error }) => (*attempts, error),
+        _ => return,
+    };
+    changes.failed(slice, Mask::of(event.index()), attempts, error);
 }
 
 /// The event alone, to run again. That it could be settled shows that it does not end its worker.

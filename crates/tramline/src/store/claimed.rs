@@ -10,6 +10,7 @@ use crate::model::subscription::Policy;
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
 use crate::store::catalog::Catalog;
+use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -46,6 +47,11 @@ impl Taker {
 }
 
 impl RawClaim {
+    /// Nothing, because of a rule; until it ends.
+    pub(crate) fn stopped(self, stop: Stop) -> RawClaim {
+        RawClaim { stopped_by: Some(stop.kind), next_due: stop.until, ..self }
+    }
+
     /// What a claim still wants.
     pub(crate) fn rest_of(&self, claim: &Claim) -> Claim {
         let events: u32 = self.slices.iter().map(|slice| slice.mask.count()).sum();

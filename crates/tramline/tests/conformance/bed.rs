@@ -10,9 +10,11 @@ use tramline::store::Store;
 pub(crate) use tramline::error::{Kind, Result};
 pub(crate) use tramline::model::dropped::{DropReason, DropRecord};
 pub(crate) use tramline::model::event::Event;
+pub(crate) use tramline::model::failure::Failure;
 pub(crate) use tramline::model::id::{EventId, Incarnation, SubscriptionId, TallyId};
 pub(crate) use tramline::model::lane::{Held, Known, Share};
 pub(crate) use tramline::model::lease::Lease;
+pub(crate) use tramline::model::letter::{Letters, Rate};
 pub(crate) use tramline::model::outcome::Outcome;
 pub(crate) use tramline::model::push::Push;
 pub(crate) use tramline::model::retry::Retry;
@@ -396,7 +398,10 @@ impl Queue {
                 outcomes: vec![(id.index(), outcome.clone())],
             })
             .collect();
-        self.bed.store.settle(Settle { subscription: self.id, results, now: self.bed.now() }).await
+        self.bed
+            .store
+            .settle(Settle { subscription: self.id, results, worker: None, now: self.bed.now() })
+            .await
     }
 
     /// Claims everything and settles it as done; gives the ids in the order in which they came.
@@ -472,9 +477,27 @@ impl Queue {
         self.revive(which, Revival::Drop).await
     }
 
-    async fn revive(&self, which: Which, how: Revival) -> u64 {
-        let revive = Revive { subscription: self.id, which, how, now: self.bed.now() };
-        self.bed.store.revive(revive).await.unwrap()
+    /// Replays, one after the other.
+    pub(crate) async fn stagger(&self, which: Which, rate: Rate) -> u64 {
+        self.revive(which, Revival::Stagger(Stagger { rate, start: None, done: 0 })).await
+    }
+
+    /// All steps of a revival.
+    async fn revive(&self, which: Which, mut how: Revival) -> u64 {
+        let (mut count, mut after) = (0, EventId(0));
+        loop {
+            let (id, which) = (self.id, which.clone());
+            let revive = Revive { subscription: id, which, how, after, now: self.bed.now() };
+            let revived = self.bed.store.revive(revive).await.unwrap();
+            count += revived.count;
+            if let Revival::Stagger(pace) = &mut how {
+                *pace = Stagger { start: Some(revived.now), done: count, ..*pace };
+            }
+            match revived.next {
+                Some(next) => after = next,
+                None => return count,
+            }
+        }
     }
 
     pub(crate) async fn resend(&self, ids: &[EventId]) -> u64 {

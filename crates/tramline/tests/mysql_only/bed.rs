@@ -128,7 +128,7 @@ pub(crate) fn done(subscription: SubscriptionId, claimed: &Claimed) -> Settle {
         lease: slice.lease,
         outcomes: slice.events.iter().map(|event| (event.event.id.index(), Outcome::Done)).collect(),
     };
-    Settle { subscription, results: claimed.slices.iter().map(result).collect(), now: None }
+    Settle { subscription, results: claimed.slices.iter().map(result).collect(), worker: None, now: None }
 }
 
 pub(crate) fn ids(claimed: &Claimed) -> Vec<EventId> {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
-use tramline::model::rule::AuditEntry;
+use tramline::model::rule::{AuditEntry, PatternRule};
 use tramline::model::token::Token;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
@@ -218,6 +218,15 @@ impl Store for Disturbed {
     async fn set_rule(&self, set: SetRule) -> Result<()> {
         self.inner.set_rule(set).await
     }
+    async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
+        self.inner.set_pattern_rule(set).await
+    }
+    async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
+        self.inner.remove_pattern_rule(remove).await
+    }
+    async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>> {
+        self.inner.pattern_rules(now).await
+    }
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
         self.inner.audit(subscription, limit).await
     }
@@ -245,6 +254,9 @@ impl Store for Disturbed {
     async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
         self.inner.event(find).await
     }
+    async fn trace(&self, trace: Trace) -> Result<Traced> {
+        self.inner.trace(trace).await
+    }
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
         self.inner.head(topic, key).await
     }
@@ -260,7 +272,7 @@ impl Store for Disturbed {
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
         self.inner.parked(page).await
     }
-    async fn revive(&self, revive: Revive) -> Result<u64> {
+    async fn revive(&self, revive: Revive) -> Result<Revived> {
         self.inner.revive(revive).await
     }
     async fn resend(&self, resend: Resend) -> Result<u64> {

@@ -7,6 +7,7 @@ mod leases;
 mod life;
 mod order;
 mod policy;
+mod rules;
 mod shutdown;
 #[path = "../support/mod.rs"]
 mod support;

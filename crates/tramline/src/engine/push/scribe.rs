@@ -166,7 +166,7 @@ impl Scribe {
             if outcomes.is_empty() {
                 break;
             }
-            match tram.settle(id, outcomes.clone()).await {
+            match tram.settle(id, outcomes.clone(), Some(tram.presence().name.clone())).await {
                 Ok(_) => break,
                 Err(error) if error.kind() == Kind::Unavailable && tries < TRIES => {
                     tram.clock().sleep(backoff::delay(tries)).await;

@@ -21,6 +21,7 @@ use crate::plan::expire::expire;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
+use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Suspects};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub(super) struct Outlook {
     pub(super) expired: bool,
     /// There are suspects.
     pub(super) suspects: bool,
-    stopped_by: Option<RuleKind>,
+    stop: Option<Stop>,
 }
 
 impl MysqlStore {
@@ -116,7 +117,7 @@ fn outlook_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> Vec<String>
              WHERE subscription = {id} AND backfill_next <= backfill_until"
         ),
         format!(
-            "SELECT kind FROM tramline_rule WHERE subscription = {id} AND (until IS NULL OR until > @tramline_now)"
+            "SELECT kind, until FROM tramline_rule WHERE subscription = {id} AND (until IS NULL OR until > @tramline_now)"
         ),
     ]
 }
@@ -134,13 +135,14 @@ impl Outlook {
         if let Some(first) = backfills.values().min().copied() {
             backfills.insert(LaneId::WHOLE.topic(), first);
         }
-        let mut stopped_by = None;
+        let mut rules = Vec::new();
         for row in &sets[2] {
-            // A block before a pause.
-            stopped_by = stopped_by.max(RuleKind::parse(&row.text(0)?));
+            let kind = RuleKind::parse(&row.text(0)?).unwrap_or(RuleKind::Block);
+            rules.push((kind, row.maybe_int(1)?.map(Time)));
         }
+        let stop = Stop::of(rules.into_iter());
         let flag = |at| sets[0].first().map_or(Ok(false), |row| row.flag(at));
-        Ok(Outlook { backfills, expired: flag(0)?, suspects: flag(1)?, stopped_by })
+        Ok(Outlook { backfills, expired: flag(0)?, suspects: flag(1)?, stop })
     }
 }
 
@@ -151,10 +153,10 @@ async fn take_all(
     outlook: Outlook,
     mut found: Vec<Rows>,
 ) -> Result<RawClaim> {
-    let mut raw = RawClaim { now: session.now, stopped_by: outlook.stopped_by, ..RawClaim::default() };
-    if raw.stopped_by.is_some() {
+    let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
+    if let Some(stop) = outlook.stop {
         session.commit(Vec::new()).await?;
-        return Ok(raw);
+        return Ok(raw.stopped(stop));
     }
     raw.backfilling = !outlook.backfills.is_empty();
     let mut later = None;

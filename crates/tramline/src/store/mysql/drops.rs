@@ -57,18 +57,33 @@ pub(super) async fn list_records(session: &mut Session<'_>, wanted: &ListDrops) 
          WHERE {of} AND {range} ORDER BY {order} LIMIT {}",
         wanted.limit
     );
-    let read = |row: &MySqlRow| {
-        Ok(DropRecord {
-            number: row.int(0)?,
-            subscription: SubscriptionId(row.int(1)?),
-            reason: reason(row, 2)?,
-            first: EventId(row.int(3)?),
-            last: EventId(row.int(4)?),
-            events: row.count(5)?,
-            at: row.time(6)?,
-        })
-    };
     session.rows(sql).await?.iter().map(read).collect()
+}
+
+/// The newest record that an event may be in.
+pub(super) async fn about(
+    session: &mut Session<'_>,
+    of: SubscriptionId,
+    event: EventId,
+) -> Result<Option<DropRecord>> {
+    let sql = format!(
+        "SELECT id, subscription, reason, first_id, last_id, events, at FROM tramline_drop \
+         WHERE subscription = {0} AND first_id <= {1} AND last_id >= {1} ORDER BY id DESC LIMIT 1",
+        of.0, event.0
+    );
+    session.rows(sql).await?.first().map(read).transpose()
+}
+
+fn read(row: &MySqlRow) -> Result<DropRecord> {
+    Ok(DropRecord {
+        number: row.int(0)?,
+        subscription: SubscriptionId(row.int(1)?),
+        reason: reason(row, 2)?,
+        first: EventId(row.int(3)?),
+        last: EventId(row.int(4)?),
+        events: row.count(5)?,
+        at: row.time(6)?,
+    })
 }
 
 fn reason(row: &MySqlRow, at: usize) -> Result<DropReason> {

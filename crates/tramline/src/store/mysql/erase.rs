@@ -1,5 +1,6 @@
 //! Removes the rows of what was deleted, in steps.
 
+use super::failures;
 use super::lanes::lock;
 use super::rows::{SLICE, delete, slices, write_lanes};
 use super::session::{Ended, Session};
@@ -136,7 +137,8 @@ async fn erase_chunks(session: &mut Session<'_>, topic: TopicId, limit: i64) -> 
     let weights: Vec<i64> = rows.iter().map(|row| row.int(1)).collect::<Result<_>>()?;
     let count = within_a_step(weights.into_iter());
     let chunks: Vec<i64> = rows[..count].iter().map(|row| row.int(0)).collect::<Result<_>>()?;
-    session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(chunks)));
+    session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(chunks.iter().copied())));
+    failures::forget(session, &chunks);
     // What was too heavy for this step is for the next one.
     Ok(if count < rows.len() { limit } else { count as i64 })
 }

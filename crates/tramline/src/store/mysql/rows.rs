@@ -1,5 +1,6 @@
 //! Rows and values: how slices, lanes and chunks are read and written. Always many at a time.
 
+use super::failures;
 use super::session::{Ended, Session};
 use super::sql::{Columns, LIST, insert as insert_sql, list, maybe_text, overwrite, pairs, text};
 use crate::error::{Error, Result};
@@ -192,6 +193,7 @@ pub(super) fn apply(session: &mut Session<'_>, id: SubscriptionId, changes: &Cha
     delete(session, &changes.delete);
     update(session, &changes.update);
     insert(session, &changes.insert);
+    failures::write(session, id, changes);
 }
 
 /// The parked slices of keys become ready again, or suspect if they had crashes. Keys of the same hash come along; the next

@@ -49,7 +49,7 @@ async fn settle_slices(
         by_lease.entry(settle.results[*at].lease).or_default().push(*at);
     }
     let rows = lock_slices(session, settle.subscription, by_lease.keys()).await?;
-    let mut changes = Changes::default();
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
     for (lease, results) in by_lease {
         let outcomes: Vec<(u32, Outcome)> =
             results.iter().flat_map(|at| settle.results[*at].outcomes.iter().cloned()).collect();
@@ -122,7 +122,7 @@ async fn settle_lanes(
     }
     views.retain(|lane, _| by_lane.contains_key(lane));
     let all = load_lanes(session, settle, &mut views, &by_lane).await?;
-    let mut changes = Changes::default();
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
     let mut all = by_lane_of(all);
     for (lane, results) in &by_lane {
         let Some(view) = views.get_mut(lane) else { continue };

@@ -3,9 +3,12 @@
 use super::claim;
 use super::drops;
 use super::erase::erase;
+use super::failures;
 use super::look::workers;
+use super::mend;
 use super::remote;
 use super::rows::{CHUNK, chunk, insert};
+use super::rules;
 use super::session::Session;
 use super::sql::{Columns, list, overwrite, text};
 use crate::error::Result;
@@ -89,8 +92,17 @@ async fn bury(
     Ok(woken)
 }
 
-/// All but what writes slices: see [`super::claim::interrupt`], which is one step for each subscription that is given here.
-pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Vec<SubscriptionId>)> {
+/// What a sweep has still to do, one step for each subscription, because it writes slices.
+#[derive(Default)]
+pub(super) struct Rest {
+    /// At most once: claims have ended. See [`super::claim::interrupt`].
+    pub(super) ended: Vec<SubscriptionId>,
+    /// Dead events were kept for long enough. See [`super::mend::expire_dead`].
+    pub(super) old_dead: Vec<SubscriptionId>,
+}
+
+/// All but what writes slices.
+pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Rest)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
     if let Some(dead_after) = sweep.dead_after {
@@ -114,7 +126,8 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(S
     let all = session.catalog.clone();
     let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
     let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
-    Ok((swept, ended))
+    let old_dead = mend::with_old_dead(session).await?;
+    Ok((swept, Rest { ended, old_dead }))
 }
 
 async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
@@ -178,7 +191,9 @@ pub(super) async fn remove_chunks(session: &mut Session<'_>, locked: Vec<i64>) -
     if rows.is_empty() {
         return Ok((0, 0));
     }
-    session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(numbers(&rows)?)));
+    let gone = numbers(&rows)?;
+    session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(gone.iter().copied())));
+    failures::forget(session, &gone);
     // In the order of their numbers: two nodes that remove at once wait for each other and never in a circle.
     for (topic, events) in &by_topic {
         session.write(format!(
@@ -207,7 +222,7 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     session.write(format!(
         "DELETE FROM tramline_idempotency WHERE expires_at <= {now} AND receipt <> '' ORDER BY expires_at LIMIT {limit}"
     ));
-    session.write(format!("DELETE FROM tramline_rule WHERE until <= {now}"));
+    rules::expire(session);
     remote::expire(session, limit);
     session.write(format!(
         "DELETE FROM tramline_audit WHERE id <= (SELECT last FROM (SELECT MAX(id) AS last FROM tramline_audit) a) - {AUDIT_KEPT}"

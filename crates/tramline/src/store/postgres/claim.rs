@@ -18,6 +18,7 @@ use crate::plan::claim::{Taker, take};
 use crate::plan::expire::expire;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
+use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Suspects};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -115,10 +116,9 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
     let catalog = session.catalog.clone();
     let policy = &catalog.require_subscription(claim.subscription)?.policy;
     let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
-    let (stopped_by, outlook) = look_out(session, claim.subscription, policy).await?;
-    raw.stopped_by = stopped_by;
-    if raw.stopped_by.is_some() {
-        return Ok(raw);
+    let (stop, outlook) = look_out(session, claim.subscription, policy).await?;
+    if let Some(stop) = stop {
+        return Ok(raw.stopped(stop));
     }
     raw.backfilling = !outlook.backfills.is_empty();
     for _ in 0..ROUNDS {
@@ -147,14 +147,14 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
 macro_rules! outlook {
     ($expired:literal) => {
         concat!(
-            "SELECT ARRAY(SELECT r.kind FROM tramline_rule r WHERE r.subscription = $1 \
-                AND (r.until IS NULL OR r.until > $2)), \
-            b.topics, b.next, EXISTS (",
+            "SELECT ru.kinds, ru.ends, b.topics, b.next, EXISTS (",
             $expired,
             "), EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2) \
             FROM (SELECT coalesce(array_agg(st.topic), '{}') AS topics, coalesce(array_agg(st.backfill_next), '{}') AS next \
                 FROM tramline_subscription_topic st \
-                WHERE st.subscription = $1 AND st.backfill_next <= st.backfill_until) b"
+                WHERE st.subscription = $1 AND st.backfill_next <= st.backfill_until) b, \
+            (SELECT coalesce(array_agg(r.kind), '{}') AS kinds, coalesce(array_agg(coalesce(r.until, -1)), '{}') AS ends \
+                FROM tramline_rule r WHERE r.subscription = $1 AND (r.until IS NULL OR r.until > $2)) ru"
         )
     };
 }
@@ -174,21 +174,23 @@ async fn look_out(
     session: &mut Session<'_>,
     id: SubscriptionId,
     policy: &Policy,
-) -> Result<(Option<RuleKind>, Outlook)> {
+) -> Result<(Option<Stop>, Outlook)> {
     let sql = if policy.is_ordered() { LANES_EXPIRED } else { SLICES_EXPIRED };
     let query = session.query(sql).bind(id.0).bind(session.now.0);
     let row = query.fetch_one(&mut *session.conn).await?;
-    let kinds: Vec<String> = row.try_get(0)?;
-    let (topics, next): (Vec<i64>, Vec<i64>) = (row.try_get(1)?, row.try_get(2)?);
+    let (kinds, ends): (Vec<String>, Vec<i64>) = (row.try_get(0)?, row.try_get(1)?);
+    let (topics, next): (Vec<i64>, Vec<i64>) = (row.try_get(2)?, row.try_get(3)?);
     let mut backfills: HashMap<TopicId, ChunkId> =
         topics.into_iter().map(TopicId).zip(next.into_iter().map(ChunkId)).collect();
     // A line of all events stays below all of them.
     if let Some(first) = backfills.values().min().copied() {
         backfills.insert(LaneId::WHOLE.topic(), first);
     }
-    let outlook = Outlook { backfills, expired: row.try_get(3)?, suspects: row.try_get(4)? };
-    // A block before a pause.
-    Ok((kinds.iter().filter_map(|kind| RuleKind::parse(kind)).max(), outlook))
+    let outlook = Outlook { backfills, expired: row.try_get(4)?, suspects: row.try_get(5)? };
+    let rule = |(kind, end): (&String, &i64)| {
+        (RuleKind::parse(kind).unwrap_or(RuleKind::Block), Some(Time(*end)).filter(|end| end.0 >= 0))
+    };
+    Ok((Stop::of(kinds.iter().zip(&ends).map(rule)), outlook))
 }
 
 async fn unordered(

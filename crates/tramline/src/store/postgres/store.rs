@@ -4,14 +4,14 @@ use super::claim::Due;
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    PostgresStore, catalog, claim, drops, look, mend, push, remote, schedule, settle, shed, sweep, tally,
-    token,
+    PostgresStore, catalog, claim, drops, look, mend, push, remote, rules, schedule, settle, shed, sweep,
+    tally, token,
 };
 use crate::error::{Kind, Result};
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
-use crate::model::rule::AuditEntry;
+use crate::model::rule::{AuditEntry, PatternRule};
 use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
@@ -104,13 +104,32 @@ impl Store for PostgresStore {
 
     async fn set_rule(&self, set: SetRule) -> Result<()> {
         let begin = Begin::writing(set.now, set.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| catalog::set_rule(session, &set))
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| rules::set(session, &set))
+    }
+
+    async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
+        let begin = Begin::reading(set.now);
+        step!(self, Tries::patient(), |tx| self.session(tx, begin), |session| rules::set_by_pattern(
+            session, &set
+        ))
+    }
+
+    async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
+        let begin = Begin::reading(remove.now);
+        step!(self, Tries::patient(), |tx| self.session(tx, begin), |session| rules::remove_by_pattern(
+            session, &remove
+        ))
+    }
+
+    async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>> {
+        let begin = Begin::reading(now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| rules::by_pattern(session))
     }
 
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
         let begin = Begin::reading(None);
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
-            catalog::audit(session, subscription, limit)
+            rules::audit(session, subscription, limit)
         })
     }
 
@@ -174,6 +193,12 @@ impl Store for PostgresStore {
         ))
     }
 
+    async fn trace(&self, trace: Trace) -> Result<Traced> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| look::trace(
+            session, &trace
+        ))
+    }
+
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
         step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| look::head(
             session, topic, key
@@ -210,7 +235,7 @@ impl Store for PostgresStore {
         ))
     }
 
-    async fn revive(&self, revive: Revive) -> Result<u64> {
+    async fn revive(&self, revive: Revive) -> Result<Revived> {
         let begin = Begin::writing(revive.now, revive.subscription);
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::revive(session, &revive))
     }
@@ -413,10 +438,10 @@ impl Store for PostgresStore {
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         let begin = Begin::reading(sweep.now);
-        let (mut swept, ended) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+        let (mut swept, rest) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
             sweep::sweep(session, &sweep)
         })?;
-        for id in ended {
+        for id in rest.ended {
             let begin = Begin::writing(sweep.now, id);
             let interrupted =
                 step!(self, Tries::few(), |tx| self.session(tx, begin), |session| claim::interrupt(
@@ -429,6 +454,17 @@ impl Store for PostgresStore {
                 Err(error) => return Err(error),
             }
             swept.wake.push(id);
+        }
+        for id in rest.old_dead {
+            let begin = Begin::writing(sweep.now, id);
+            let expired = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+                mend::expire_dead(session, id, sweep.limit)
+            });
+            match expired {
+                Ok(more) => swept.more |= more,
+                Err(error) if error.kind() == Kind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
         swept.wake.sort_unstable();
         swept.wake.dedup();

@@ -1,9 +1,9 @@
 //! Claim where there is no order. Ordered subscriptions: see [`super::order`].
 
-use super::catalog::stopped_by;
 use super::compact::compact;
 use super::order;
 use super::rows::{SLICE, apply, one_chunk, slice};
+use super::rules;
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::SubscriptionId;
@@ -26,13 +26,9 @@ const FEW: usize = 4;
 /// Takes events. Decoding is left to the caller, outside the transaction.
 pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
     let subscription = session.catalog.require_subscription(claim.subscription)?;
-    let mut raw = RawClaim {
-        now: session.now,
-        stopped_by: stopped_by(session, claim.subscription)?,
-        ..RawClaim::default()
-    };
-    if raw.stopped_by.is_some() {
-        return Ok(raw);
+    let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
+    if let Some(stop) = rules::stop(session, claim.subscription)? {
+        return Ok(raw.stopped(stop));
     }
     raw.backfilling = backfilling(session.conn, claim.subscription)?;
     let policy = &subscription.policy;
