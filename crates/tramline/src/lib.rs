@@ -36,6 +36,9 @@ pub use engine::receipt::{IntoEvents, Receipt};
 pub use engine::remote::Take;
 pub use engine::shutdown::Shutdown;
 pub use engine::tally::Tallies;
+#[cfg(feature = "otel")]
+pub use engine::trace::OtelTraces;
+pub use engine::trace::{NoTraces, Traces};
 pub use engine::tramline::{Housekeeping, Tramline};
 pub use engine::worker::Worker;
 pub use error::{Error, Kind, Result};

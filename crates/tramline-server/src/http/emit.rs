@@ -9,6 +9,7 @@ use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use crate::http::tallies::member::MemberIn;
+use crate::traces::request;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -125,15 +126,24 @@ pub(crate) async fn emit(
         first.event = first.event.clone().idempotency_key(key);
     }
     let (events, keys) = events.into_iter().map(|read| (read.event, read.key)).unzip();
-    let receipt = store(&app, &topic, events).await?;
+    let receipt = store(&app, &topic, &headers, events).await?;
     app.metrics.emit_seconds.observe(&topic, started.elapsed());
     let answer = Receipts { events: receipts(receipt, keys) };
     Ok(json_response(StatusCode::CREATED, serde_json::to_vec(&answer)?))
 }
 
-/// Stores events, and counts them.
-pub(crate) async fn store(app: &App, topic: &str, events: Vec<Event>) -> Answer<Receipt> {
+/// Stores events of a request, and counts them. They belong to the trace that it belongs to.
+pub(crate) async fn store(
+    app: &App,
+    topic: &str,
+    headers: &HeaderMap,
+    mut events: Vec<Event>,
+) -> Answer<Receipt> {
     let count = events.len() as u64;
+    let context = request::context_of(headers);
+    if !context.is_empty() {
+        events = events.into_iter().map(|event| event.in_trace(&context)).collect();
+    }
     match app.ask(app.tram.emit(events)).await {
         Ok(receipt) => {
             if !receipt.repeated {

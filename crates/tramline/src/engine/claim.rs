@@ -4,6 +4,7 @@ use crate::engine::backoff::Outage;
 use crate::engine::hand::{Hand, Taken};
 use crate::engine::presence::share;
 use crate::engine::run::Run;
+use crate::engine::trace::Stopped;
 use crate::error::{Kind, Result};
 use crate::model::id::LaneId;
 use crate::model::lane::{Held, Known, Share};
@@ -217,6 +218,9 @@ impl Claimer {
                 Ok(claimed) => {
                     self.outage.over();
                     run.tram.courier().send(&claimed.news);
+                    if let Some(rule) = claimed.stopped_by {
+                        run.stop_by(Stopped { rule, at: claimed.now });
+                    }
                     return Ok(put_in_hand(&run, claimed, reading).await);
                 }
                 Err(error) => error,

@@ -9,6 +9,7 @@
 //! - `presence`, `sweep`, `gate`, `journal`: signs of life, housekeeping, suspects, at-most-once
 //! - [`tally`], [`names`], with `ack` (group commit) and `courier` (takes their news to whom they concern): fan-out tracking
 //! - [`schedule`]: what is emitted at certain times
+//! - [`trace`]: the way of an event as spans
 //! - [`clock`], `backoff`: time, and patience with the store
 
 mod ack;
@@ -46,5 +47,6 @@ mod shed;
 pub mod shutdown;
 mod sweep;
 pub mod tally;
+pub mod trace;
 pub mod tramline;
 pub mod worker;

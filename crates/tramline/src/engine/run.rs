@@ -10,6 +10,7 @@ use crate::engine::hooks::Hooks;
 use crate::engine::journal::Journal;
 use crate::engine::ledger::Ledger;
 use crate::engine::shutdown::Shutdown;
+use crate::engine::trace::Stopped;
 use crate::engine::tramline::Tramline;
 use crate::engine::{keeper, runner, settle};
 use crate::error::Result;
@@ -54,6 +55,7 @@ pub(crate) struct Run {
     begun: AtomicU64,
     ended: AtomicU64,
     unhandled: Mutex<HashSet<Arc<str>>>,
+    stopped: Mutex<Option<Stopped>>,
 }
 
 /// What a run is made of.
@@ -95,6 +97,7 @@ impl Run {
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             unhandled: Mutex::default(),
+            stopped: Mutex::default(),
         }
     }
 
@@ -124,6 +127,19 @@ impl Run {
     /// True if no settle or extension was under way since `before`.
     pub(crate) fn store_was_free(&self, before: (u64, u64)) -> bool {
         before.0 == before.1 && self.business().0 == before.0
+    }
+
+    /// A rule stops the subscription.
+    pub(crate) fn stop_by(&self, stopped: Stopped) {
+        let before = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).replace(stopped);
+        if before.map(|before| before.rule) != Some(stopped.rule) {
+            tracing::debug!(subscription = self.name(), rule = stopped.rule.as_str(), "stopped by a rule");
+        }
+    }
+
+    /// The rule that stopped it last.
+    pub(crate) fn stopped(&self) -> Option<Stopped> {
+        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until at most `low` events are in hand, and not too many wait to be written back. Cancel-safe.

@@ -5,6 +5,7 @@ use crate::model::id::{EventId, SubscriptionId, TallyId};
 use crate::model::name;
 use crate::model::tally::TallyItem;
 use crate::model::time::Time;
+use crate::model::trace;
 use bytes::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -26,7 +27,8 @@ pub const MAX_PAYLOAD: usize = 1 << 20;
 /// The largest `state` of a key, in bytes.
 pub const MAX_STATE: usize = 1 << 16;
 const MAX_KEY: usize = 512;
-const MAX_HEADERS: usize = 16 << 10;
+/// What the headers of one event may weigh, in bytes.
+pub const MAX_HEADERS: usize = 16 << 10;
 const MAX_IDEMPOTENCY_KEY: usize = 255;
 
 /// An event to emit: "this happened".
@@ -165,6 +167,16 @@ impl Event {
         self
     }
 
+    /// Makes it belong to the trace of a context (see [`trace::context`]), unless it belongs to one already, or its headers have no
+    /// room for that.
+    #[must_use]
+    pub fn in_trace(mut self, context: &Headers) -> Event {
+        if trace::context_of(&self.headers).is_empty() {
+            trace::put(context, &mut self);
+        }
+        self
+    }
+
     /// Not before this long after it is stored.
     #[must_use]
     pub fn delay(mut self, delay: Duration) -> Event {
@@ -263,7 +275,7 @@ impl Event {
             name::check("subscription", subscription)?;
         }
         limit("payload", self.payload.len(), MAX_PAYLOAD)?;
-        limit("headers", self.headers.iter().map(|(k, v)| k.len() + v.len()).sum(), MAX_HEADERS)?;
+        limit("headers", weight(&self.headers), MAX_HEADERS)?;
         limit("state", self.state.as_ref().map_or(0, Bytes::len), MAX_STATE)?;
         if let Some(key) = &self.key {
             check_text("key", key, MAX_KEY)?;
@@ -285,6 +297,11 @@ impl Event {
             return Err(Error::invalid("priority is above 9", "use 0 (first) to 9 (last)"));
         }
         Ok(())
+    }
+
+    /// Whether more headers would be too many.
+    pub(crate) fn has_room_for(&self, more: &Headers) -> bool {
+        weight(&self.headers) + weight(more) <= MAX_HEADERS
     }
 
     /// What the event weighs in a chunk.
@@ -334,6 +351,10 @@ fn check_text(what: &str, text: &str, most: usize) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+fn weight(headers: &Headers) -> usize {
+    headers.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 fn limit(what: &str, size: usize, most: usize) -> Result<()> {

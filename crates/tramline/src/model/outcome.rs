@@ -40,6 +40,25 @@ impl Outcome {
         Outcome::Dead { error: error.into() }
     }
 
+    /// The word for it, in traces and metrics.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Outcome::Done => "done",
+            Outcome::Retry { .. } => "retry",
+            Outcome::Snooze { .. } => "snooze",
+            Outcome::Dead { .. } => "dead",
+        }
+    }
+
+    /// How long to wait, if the handler says so.
+    pub fn delay(&self) -> Option<Duration> {
+        match self {
+            Outcome::Retry { delay, .. } => *delay,
+            Outcome::Snooze { delay } => Some(*delay),
+            Outcome::Done | Outcome::Dead { .. } => None,
+        }
+    }
+
     /// True for done.
     pub fn is_done(&self) -> bool {
         matches!(self, Outcome::Done)

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::model::filter::Filter;
-use crate::model::id::{MAX_LANES, SubscriptionId, TopicId};
+use crate::model::id::{EventId, MAX_LANES, SubscriptionId, TopicId};
+use crate::model::outcome::Outcome;
 use crate::model::push::Push;
 use crate::model::retry::Retry;
 use crate::model::time::{Time, as_optional_millis};
@@ -262,6 +263,18 @@ impl Policy {
     /// True for `guarantee = at_most_once`.
     pub fn is_at_most_once(&self) -> bool {
         self.guarantee == Guarantee::AtMostOnce
+    }
+
+    /// How long an event waits for its next run after try number `attempt` (from 1) ended like this; `None`: there is none.
+    pub(crate) fn wait_after(&self, outcome: &Outcome, attempt: u32, event: EventId) -> Option<Duration> {
+        match outcome {
+            Outcome::Done | Outcome::Dead { .. } => None,
+            Outcome::Snooze { delay } => Some(*delay),
+            Outcome::Retry { delay, .. } => {
+                let wait = self.retry.delay_after(attempt, event).filter(|_| !self.is_at_most_once())?;
+                Some(delay.unwrap_or(wait))
+            }
+        }
     }
 
     /// Checks the numbers.

@@ -241,26 +241,16 @@ fn check_order(
 
 /// What follows for one event: `None` when it is done.
 fn next(slice: &Slice, event: EventId, outcome: &Outcome, policy: &Policy, now: Time) -> Option<Next> {
-    match outcome {
-        Outcome::Done => None,
-        Outcome::Snooze { delay } => Some(Next::Again {
-            due_at: now.after(*delay),
-            attempts: slice.attempts,
-            error: slice.error.clone(),
-        }),
-        Outcome::Dead { error } => Some(Next::Buried { attempts: slice.attempts + 1, error: bounded(error) }),
-        Outcome::Retry { delay, error } => {
-            let attempts = slice.attempts + 1;
-            let error = bounded(error);
-            let wait = policy.retry.delay_after(attempts, event).filter(|_| !policy.is_at_most_once());
-            Some(match wait {
-                None => Next::Buried { attempts, error },
-                Some(wait) => {
-                    Next::Again { due_at: now.after(delay.unwrap_or(wait)), attempts, error: Some(error) }
-                }
-            })
-        }
-    }
+    let due_at = policy.wait_after(outcome, slice.attempts + 1, event).map(|wait| now.after(wait));
+    let (attempts, error) = match outcome {
+        Outcome::Done => return None,
+        Outcome::Snooze { .. } => (slice.attempts, slice.error.clone()),
+        Outcome::Retry { error, .. } | Outcome::Dead { error } => (slice.attempts + 1, Some(bounded(error))),
+    };
+    Some(match due_at {
+        Some(due_at) => Next::Again { due_at, attempts, error },
+        None => Next::Buried { attempts, error: error.unwrap_or_default() },
+    })
 }
 
 /// Keeps why an attempt failed. What was put off did not.

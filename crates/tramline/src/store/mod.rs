@@ -75,6 +75,14 @@ impl Opened {
             Opened::Postgres(store) => store.clone(),
         }
     }
+
+    /// The channel of this store's hints, where it has a name of its own.
+    pub(crate) fn wake_channel(&self) -> Option<String> {
+        match self {
+            Opened::Postgres(store) => Some(store.wake_channel()),
+            Opened::Sqlite(_) | Opened::Mysql(_) => None,
+        }
+    }
 }
 
 pub(crate) async fn open_kind(url: &str) -> Result<Opened> {

@@ -7,6 +7,7 @@ use super::standing::Standing;
 use super::{Shared, send};
 use crate::engine::backoff::Outage;
 use crate::engine::remote::Take;
+use crate::engine::trace::Stopped;
 use crate::error::{Kind, Result};
 use crate::model::health::Verdict;
 use crate::model::id::Incarnation;
@@ -44,6 +45,7 @@ pub(super) struct Line {
     /// Whether the last request was answered at once.
     is_quick: bool,
     bucket: Bucket,
+    stopped: Option<Stopped>,
 }
 
 /// A claimed batch, and until when it may be sent: its lease is as long as a request may take, and a little more.
@@ -100,6 +102,7 @@ impl Line {
             hand: VecDeque::new(),
             is_quick: false,
             bucket: Bucket::default(),
+            stopped: None,
         }
     }
 
@@ -243,7 +246,10 @@ impl Line {
     }
 
     /// Nothing could be claimed: a rule stops it, a lane is taken, a back-fill goes on.
-    async fn nothing(&self, standing: &Standing, claimed: &Claimed) -> Result<Next> {
+    async fn nothing(&mut self, standing: &Standing, claimed: &Claimed) -> Result<Next> {
+        if let Some(rule) = claimed.stopped_by {
+            self.stopped = Some(Stopped { rule, at: claimed.now });
+        }
         if claimed.backfilling && claimed.stopped_by.is_none() {
             let more = self.shared.tram.store().backfill(standing.subscription.id).await?;
             return Ok(if more { Next::Again } else { Next::Wait });
@@ -264,9 +270,9 @@ impl Line {
             let Some(permit) = permit else { return };
             let Some(held) = self.hand.pop_front() else { return };
             let (shared, scribe, standing) = (self.shared.clone(), self.scribe.clone(), standing.clone());
-            let place = UnderWay::enter(&self.under_way);
+            let (place, stopped) = (UnderWay::enter(&self.under_way), self.stopped);
             self.sending.spawn(async move {
-                let (judged, attempt) = send::send(&shared, &standing, &held.batch).await;
+                let (judged, attempt, _settling) = send::send(&shared, &standing, &held.batch, stopped).await;
                 let latency = attempt.latency;
                 drop(permit);
                 // Where there is order, or something went wrong, what follows waits until this is written back; else the next

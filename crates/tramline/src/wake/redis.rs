@@ -1,0 +1,93 @@
+//! Hints between processes over Redis, by pub/sub. For any store; nothing is kept in that Redis.
+
+use crate::error::{Error, Result};
+use crate::wake::relay::{Broken, Channel, Ear, Mouth, Relay};
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
+use redis::{Client, IntoConnectionInfo};
+use std::time::Duration;
+
+/// A connection on which nothing is heard for this long is asked whether it is still there.
+const QUIET: Duration = Duration::from_secs(20);
+/// How long it may take to say so.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Relay {
+    /// Hints over a channel of a Redis server. Connects in the background, and again whenever the connection is lost; until then hints stay in this process. `url` is
+    /// `redis://` or `rediss://`. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// `Invalid` when the URL is not one of Redis.
+    pub fn redis(url: &str, channel: &str) -> Result<Relay> {
+        let client = url.into_connection_info().and_then(Client::open).map_err(|error| {
+            Error::invalid("the URL of the wake-ups names no Redis", "use redis://host:6379 or rediss://host")
+                .because(error)
+        })?;
+        Ok(Relay::new(Server { client, channel: channel.to_owned() }))
+    }
+}
+
+struct Server {
+    client: Client,
+    channel: String,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Not the client: it may have a password.
+        write!(f, "Redis, channel {}", self.channel)
+    }
+}
+
+#[async_trait]
+impl Channel for Server {
+    async fn ear(&self) -> Result<Box<dyn Ear>, Broken> {
+        let mut connection = self.client.get_async_pubsub().await?;
+        connection.subscribe(&self.channel).await?;
+        let (sink, stream) = connection.split();
+        Ok(Box::new(Subscriber { sink, stream }))
+    }
+
+    async fn mouth(&self) -> Result<Box<dyn Mouth>, Broken> {
+        let connection = self.client.get_multiplexed_async_connection().await?;
+        Ok(Box::new(Publisher { connection, channel: self.channel.clone() }))
+    }
+}
+
+struct Subscriber {
+    sink: PubSubSink,
+    stream: PubSubStream,
+}
+
+#[async_trait]
+impl Ear for Subscriber {
+    async fn hear(&mut self) -> Result<String, Broken> {
+        loop {
+            match tokio::time::timeout(QUIET, self.stream.next()).await {
+                Ok(Some(message)) => return Ok(message.get_payload()?),
+                Ok(None) => return Err("the connection was closed".into()),
+                // A server that vanished without a word is noticed by that.
+                Err(_) => {
+                    let answer = tokio::time::timeout(PATIENCE, self.sink.ping::<redis::Value>()).await;
+                    answer.map_err(|_| "no answer in time")??;
+                }
+            }
+        }
+    }
+}
+
+struct Publisher {
+    connection: MultiplexedConnection,
+    channel: String,
+}
+
+#[async_trait]
+impl Mouth for Publisher {
+    async fn say(&mut self, hint: &str) -> Result<(), Broken> {
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(&self.channel).arg(hint);
+        publish.query_async::<i64>(&mut self.connection).await?;
+        Ok(())
+    }
+}
