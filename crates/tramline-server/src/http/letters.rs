@@ -5,6 +5,7 @@ use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use tramline::model::name;
 use tramline::store::verbs::Which;
 use tramline::{Failure, Letters, Rate};
 use utoipa::ToSchema;
@@ -77,6 +78,9 @@ impl WhichIn {
         let texts = [&letters.topic, &letters.kind, &letters.key, &letters.error, &letters.error_prefix];
         if texts.into_iter().flatten().any(|text| text.len() > MAX_TEXT) {
             return Err(Problem::invalid("what is looked for is too long", "use at most 1,000 bytes"));
+        }
+        if let Some(topic) = &letters.topic {
+            name::check("topic", topic)?;
         }
         let filtered = letters != Letters::default();
         match (self.ids, self.all, filtered) {

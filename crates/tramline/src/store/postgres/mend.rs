@@ -111,8 +111,8 @@ pub(super) async fn with_old_dead(session: &mut Session<'_>) -> Result<Vec<Subsc
     if ids.is_empty() {
         return Ok(Vec::new());
     }
-    let sql = "SELECT u.id FROM unnest($1::bigint[], $2::bigint[]) AS u(id, edge) WHERE EXISTS (SELECT 1 FROM tramline_slice s \
-               WHERE s.subscription = u.id AND s.state = 6 AND s.due_at <= u.edge)";
+    let sql = "SELECT u.id FROM unnest($1::bigint[], $2::bigint[]) AS u(id, edge) CROSS JOIN LATERAL ( \
+               SELECT 1 FROM tramline_slice s WHERE s.subscription = u.id AND s.state = 6 AND s.due_at <= u.edge LIMIT 1) f";
     let query = session.query(sql).bind(ids).bind(edges);
     session.all(query).await?.iter().map(|row| Ok(SubscriptionId(row.try_get(0)?))).collect()
 }
