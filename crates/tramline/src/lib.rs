@@ -44,6 +44,7 @@ pub use model::filter::Filter;
 pub use model::health::{Attempt, Disabled, Health, Verdict};
 pub use model::id::{EventId, Incarnation, SubscriptionId, TallyId, TopicId};
 pub use model::lease::Lease;
+pub use model::limits::{Limits, Rate};
 pub use model::outcome::Outcome;
 pub use model::pattern::Pattern;
 pub use model::push::{Format, Push, SealedSecret, SecretKind};

@@ -2,6 +2,7 @@
 
 use super::Cx;
 use super::failure::Failure;
+use super::limit::shown;
 use super::print::{Column, cell, duration};
 use serde_json::Value;
 
@@ -47,6 +48,7 @@ const SUBSCRIPTION: &[Column] = &[
     ("PARKED", |it| cell(&it["counts"]["parked"])),
     ("DEAD", |it| cell(&it["counts"]["dead"])),
     ("OLDEST READY", |it| cell(&it["oldest_ready_at"])),
+    ("LIMITS", |it| if it["limits"].is_object() { shown(it) } else { cell(&it["limits"]) }),
     ("RULES", rules),
 ];
 

@@ -6,10 +6,8 @@
 //! - `work`: a command for each event
 //! - `listen`: a receiver of pushes, for development
 //! - `push`: subscriptions whose events are sent to a callback
-//! - `tally`: fan-outs that are tracked to completion
-//! - `list`, `stats`, `drops`: what there is, and what is gone; `control`, `dead`, `parked`, `token`: what an operator does
+//! - `list`, `stats`, `drops`: what there is, and what is gone; `control`, `limit`, `dead`, `parked`, `token`: what an operator does
 //! - `tally`: fan-outs that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
 
 mod bulk;
@@ -19,6 +17,7 @@ mod dead;
 mod drops;
 mod emit;
 mod failure;
+mod limit;
 mod list;
 mod listen;
 mod outage;
@@ -83,6 +82,9 @@ pub(crate) enum Command {
     /// Remove the block of a subscription
     #[command(after_help = help(control::UNBLOCK))]
     Unblock(Client<control::Remove>),
+    /// Limit what all workers of a subscription do together
+    #[command(after_help = help(limit::EXAMPLES))]
+    Limit(Client<limit::Args>),
     /// List, replay or drop the dead events of a subscription
     #[command(after_help = help(dead::EXAMPLES))]
     Dead(Client<dead::Args>),
@@ -158,6 +160,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Resume(it) => control::remove(cx(&it)?, "resume", it.args).await,
         Command::Block(it) => control::set(cx(&it)?, "block", it.args).await,
         Command::Unblock(it) => control::remove(cx(&it)?, "unblock", it.args).await,
+        Command::Limit(it) => limit::run(cx(&it)?, it.args).await,
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
         Command::Drops(it) => drops::run(cx(&it)?, it.args).await,

@@ -3,7 +3,7 @@
 //! - [`routes`]: every route, on one page; [`openapi`], [`schema`]: their description, made from the same list
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
-//! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
+//! - [`topics`], [`subscriptions`] (with [`limited`]), [`control`], [`dead`]: looking and steering
 //! - [`tallies`]: fan-outs that are tracked to completion; [`schedules`]: what is emitted at certain times
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
 //! - [`stats`], [`drops`], [`metrics`], [`timed`], [`health`]: figures, and what is gone
@@ -24,6 +24,7 @@ mod follow;
 mod given;
 pub(crate) mod health;
 pub(crate) mod json;
+mod limited;
 pub(crate) mod limits;
 pub(crate) mod metrics;
 mod ndjson;

@@ -3,6 +3,7 @@
 //! - [`event`], [`chunk`]: events, and how up to 64 of them are written as one row; `kept`: those that are emitted later
 //! - [`mask`], [`mod@slice`], [`status`]: what is left to do of a chunk, and what users are told
 //! - [`subscription`], [`filter`], [`retry`], [`rule`]: who consumes, which events, how failures are repeated, what stops it
+//! - [`limits`]: what all workers of a subscription may do together
 //! - [`push`], [`health`]: how events are sent to a callback, and how that goes
 //! - [`dropped`]: what a subscription will never see
 //! - [`lane`], [`lease`], [`outcome`]: order, claims and their results
@@ -21,6 +22,7 @@ pub mod id;
 pub(crate) mod kept;
 pub mod lane;
 pub mod lease;
+pub mod limits;
 pub mod mask;
 pub mod name;
 pub mod outcome;

@@ -5,6 +5,7 @@
 //!
 //! - [`emit`]: how events are cut into chunks and slices
 //! - [`claim`]: which slices a claim takes where there is no order
+//! - [`limit`]: what a claim may take where a subscription has limits
 //! - [`lane`]: what a claim takes from a lane, and whose keys it parks
 //! - [`compact`]: what of it gives way to newer events of the same key
 //! - [`settle`]: what outcomes make of slices
@@ -19,6 +20,7 @@ pub mod compact;
 pub mod emit;
 pub mod expire;
 pub mod lane;
+pub mod limit;
 pub mod mend;
 pub mod release;
 pub mod schedule;

@@ -14,6 +14,7 @@ pub(crate) mod emit;
 pub mod examine;
 pub(crate) mod idempotency;
 pub(crate) mod lanes;
+pub(crate) mod limit;
 pub mod mysql;
 pub mod postgres;
 pub(crate) mod proven;

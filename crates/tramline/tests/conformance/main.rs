@@ -42,6 +42,7 @@ mod emit;
 mod filters;
 mod idempotency;
 mod leases;
+mod limits;
 mod log;
 mod order;
 mod parked;

@@ -6,6 +6,7 @@ mod drops;
 mod emitting;
 mod figures;
 mod following;
+mod limits;
 mod matrix;
 mod openapi;
 mod push;

@@ -280,8 +280,18 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
     let id = session.catalog.require_subscription_named(name)?.id;
     lock_subscription(session, id).await?;
     erase::mark(session, Deleted::Subscription(id));
-    let tables =
-        ["lane", "rule", "audit", "remote", "push", "attempt", "drop", "drop_total", "subscription_topic"];
+    let tables = [
+        "lane",
+        "rule",
+        "audit",
+        "remote",
+        "push",
+        "attempt",
+        "drop",
+        "drop_total",
+        "limit",
+        "subscription_topic",
+    ];
     for table in tables {
         session.write(format!("DELETE FROM tramline_{table} WHERE subscription = {}", id.0));
     }

@@ -19,6 +19,7 @@ mod emit;
 mod erase;
 mod idempotency;
 mod lanes;
+mod limit;
 mod look;
 mod mend;
 mod migrate;

@@ -3,6 +3,7 @@
 use super::claim;
 use super::drops;
 use super::erase::erase;
+use super::limit;
 use super::look::workers;
 use super::remote;
 use super::rows::{CHUNK, chunk, insert};
@@ -104,10 +105,13 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(S
             swept.workers += 1;
         }
     }
+    let dispersed = limit::disperse_some(session, sweep.limit).await?;
+    swept.more |= !dispersed.is_empty();
+    wake.extend(dispersed);
     wake.extend(backfills(session).await?);
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
-    swept.more = erase(session, sweep.limit).await?;
+    swept.more |= erase(session, sweep.limit).await?;
     swept.chunks = retire(session, sweep.limit).await?;
     swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit).await?;

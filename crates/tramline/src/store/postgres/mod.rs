@@ -21,6 +21,7 @@ mod erase;
 mod examine;
 mod idempotency;
 mod lanes;
+mod limit;
 mod look;
 mod mend;
 mod migrate;

@@ -16,6 +16,7 @@ mod drops;
 mod emit;
 mod erase;
 mod examine;
+mod limit;
 mod look;
 mod mend;
 mod migrate;

@@ -3,6 +3,7 @@
 use super::claim;
 use super::drops;
 use super::erase::erase;
+use super::limit;
 use super::look::workers;
 use super::remote;
 use super::rows::{insert, one_chunk};
@@ -80,6 +81,9 @@ pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
             wake.insert(subscription.id);
         }
     }
+    let dispersed = limit::disperse_some(session, sweep.limit)?;
+    swept.more |= !dispersed.is_empty();
+    wake.extend(dispersed);
     wake.extend(backfills(session.conn)?);
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
