@@ -59,5 +59,6 @@ pub use model::subscription::{
 pub use model::tally::{Ack, AckCount, Added, Ending, Items, NewTally, Parent, Tally, TallyItem, TallyState};
 pub use model::time::Time;
 pub use model::token::{Scope, Token};
+pub use model::unique::{Duplicates, Unique};
 pub use store::Store;
 pub use store::sqlite::SqliteStore;

@@ -13,7 +13,6 @@ pub(crate) const EXAMPLES: &str = "  tramline limit emails --concurrency 10
 
 /// What the command takes.
 #[derive(clap::Args)]
-#[group(id = "limits", required = true, multiple = true, args = ["concurrency", "per_key", "rate", "none"])]
 pub(crate) struct Args {
     /// The subscription
     name: String,
@@ -28,6 +27,7 @@ pub(crate) struct Args {
     rate: Option<(u32, Duration)>,
     /// No limits any longer
     #[arg(long, conflicts_with_all = ["concurrency", "per_key", "rate"])]
+    #[arg(required_unless_present_any = ["concurrency", "per_key", "rate"])]
     none: bool,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! - [`routes`]: every route, on one page; [`openapi`], [`schema`]: their description, made from the same list
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
-//! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
+//! - [`emit`] (with [`unique`]), [`ndjson`], [`events`], [`follow`]: events, in and out
 //! - [`topics`], [`subscriptions`] (with [`limited`]), [`control`], [`dead`]: looking and steering
 //! - [`tallies`]: fan-outs that are tracked to completion; [`schedules`]: what is emitted at certain times
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
@@ -44,4 +44,5 @@ mod tests;
 pub(crate) mod timed;
 pub(crate) mod tokens;
 mod topics;
+mod unique;
 mod workers;

@@ -5,6 +5,7 @@ use crate::model::id::{EventId, SubscriptionId, TallyId};
 use crate::model::name;
 use crate::model::tally::TallyItem;
 use crate::model::time::Time;
+use crate::model::unique::Unique;
 use bytes::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -50,6 +51,7 @@ pub struct Event {
     pub(crate) state: Option<Bytes>,
     pub(crate) is_sub: bool,
     pub(crate) tally: Option<InTally>,
+    pub(crate) unique: Option<Unique>,
     /// The item that it is, once its tally has numbered it.
     pub(crate) item: Option<EventItem>,
 }
@@ -116,6 +118,7 @@ impl Event {
             state: None,
             is_sub: false,
             tally: None,
+            unique: None,
             item: None,
         }
     }
@@ -194,6 +197,14 @@ impl Event {
         self
     }
 
+    /// Makes it unique: at most one event of the topic with this unique key is pending. Also after an event that was replayed or
+    /// resent, which is not an emit.
+    #[must_use]
+    pub fn unique(mut self, unique: impl Into<Unique>) -> Event {
+        self.unique = Some(unique.into());
+        self
+    }
+
     /// The latest state of the event's object, stored with the event and readable by key.
     #[must_use]
     pub fn state(mut self, state: impl Into<Bytes>) -> Event {
@@ -252,6 +263,7 @@ impl Event {
             content_type: &self.content_type,
             headers: &self.headers,
             priority: self.priority,
+            unique: self.unique.as_ref(),
         }
     }
 
@@ -270,6 +282,10 @@ impl Event {
         }
         if let Some(key) = &self.idempotency_key {
             check_text("idempotency key", key, MAX_IDEMPOTENCY_KEY)?;
+        }
+        if let Some(unique) = &self.unique {
+            check_text("unique key", &unique.key, MAX_KEY)?;
+            unique.check_window()?;
         }
         check_text("content type", &self.content_type, name::MAX_NAME)?;
         if self.headers.iter().any(|(name, value)| name.contains('\0') || value.contains('\0')) {
@@ -311,6 +327,8 @@ pub struct EventParts<'a> {
     pub headers: &'a Headers,
     /// From 0 (first) to 9 (last).
     pub priority: u8,
+    /// What makes it unique, if something does.
+    pub unique: Option<&'a Unique>,
 }
 
 /// A short text: not empty, not long, and such that databases can store it.
@@ -388,6 +406,8 @@ pub struct Emitted {
     pub id: EventId,
     /// The preceding event of the same topic and key.
     pub prev: Option<EventId>,
+    /// True if it is an event that was there already, because of its unique key: nothing was stored now.
+    pub duplicate: bool,
 }
 
 #[cfg(test)]
@@ -406,6 +426,9 @@ mod tests {
             good.clone().key("nul\0"),
             good.clone().header("a", "\0"),
             good.clone().priority(10),
+            good.clone().unique(""),
+            good.clone().unique("k".repeat(513)),
+            good.clone().unique(Unique::new("k").within(Duration::MAX)),
             good.clone().state(vec![0; MAX_STATE + 1]),
             Event::new("t", "x").state("s"),
         ];

@@ -11,6 +11,7 @@
 //! - [`id`], [`name`], [`pattern`], [`time`]: numbers, names and points in time
 //! - [`tally`]: sets of items that are tracked to completion
 //! - [`schedule`]: what is emitted at certain times
+//! - [`unique`]: events of which at most one is pending
 //! - [`token`]: who may do what over the network
 
 pub mod chunk;
@@ -38,3 +39,4 @@ pub mod subscription;
 pub mod tally;
 pub mod time;
 pub mod token;
+pub mod unique;

@@ -194,3 +194,107 @@ fn priority_of(slice: &Slice) -> i64 {
 pub(crate) fn disperse(slice: Slice) -> Slice {
     Slice { state: State::Ready, rank: priority_of(&slice), ..slice }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::id::{Incarnation, LaneId, SliceId, SubscriptionId};
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    const KEYS: [Option<&str>; 4] = [Some("a"), Some("b"), Some("c"), None];
+
+    fn slice(chunk: i64, events: usize, state: State) -> Slice {
+        Slice {
+            id: SliceId(chunk),
+            chunk: ChunkId(chunk),
+            subscription: SubscriptionId(1),
+            lane: LaneId::UNORDERED,
+            state,
+            mask: Mask::first(events as u32),
+            due_at: Time(0),
+            rank: 5,
+            attempts: 0,
+            crashes: 0,
+            alone: 0,
+            epoch: 0,
+            owner: Incarnation::default(),
+            replayed: false,
+            tallied: false,
+            bytes: 1,
+            error: None,
+        }
+    }
+
+    fn taker(events: u32, single: bool) -> Taker {
+        Taker { owner: Incarnation(7), until: Time(9), events, bytes: i64::MAX, single, consume: false }
+    }
+
+    #[test]
+    fn slots_and_starts_are_what_is_left_of_the_limits() {
+        let rate = Rate::new(4, Duration::from_secs(10));
+        let limits = Limits { concurrency: Some(10), rate: Some(rate), ..Limits::default() };
+        let mut room = Room::new(&limits, 7, Starts::default(), Time(1_000));
+        assert_eq!((room.events(), room.next_start()), (3, None));
+        assert!(room.take(3).is_some());
+        assert_eq!((room.events(), room.next_start()), (0, None), "there is no slot, and one start");
+        let room = Room::new(&limits, 11, Starts::default(), Time(1_000));
+        assert_eq!(room.events(), 0, "more may be under way than a limit that was lowered allows");
+        let unlimited = Room::new(&Limits::default(), 1_000_000, Starts::default(), Time(1_000));
+        assert_eq!(unlimited.events(), u32::MAX);
+    }
+
+    #[test]
+    fn the_ranges_of_crowded_ranks_hold_every_rank_once() {
+        for now in [0, 1, 1_800_000_000_000, i64::MAX] {
+            let ranges = crowded_ranges(Time(now));
+            for (priority, key) in [(0, "a"), (5, "b"), (9, "zzz")] {
+                let rank = crowded_rank(priority, key);
+                assert_eq!(ranges.iter().filter(|(from, end)| (*from..*end).contains(&rank)).count(), 1);
+                assert_eq!(hash_of(rank), i64::from(hash(key)));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_event_is_lost_and_no_key_is_over_its_limit(
+            chunks in proptest::collection::vec(proptest::collection::vec(0..4_usize, 1..20), 1..8),
+            most in 1..4_u32,
+            events in 1..40_u32,
+            single in any::<bool>(),
+        ) {
+            let mut keys = Keys::new();
+            let mut due = Vec::new();
+            for (at, events) in chunks.iter().enumerate() {
+                let chunk = at as i64 + 1;
+                let names = events.iter().map(|key| KEYS[*key].map(Arc::from)).collect();
+                keys.insert(ChunkId(chunk), names);
+                due.push(slice(chunk, events.len(), State::Ready));
+            }
+            let mut crowd = Crowd::new(most, [].iter(), &keys);
+            let (mut taker, mut changes) = (taker(events, single), Changes::default());
+            let taken = take(due.clone(), &keys, &mut crowd, &mut taker, &mut changes);
+            let mut counts: HashMap<Arc<str>, u32> = HashMap::new();
+            for slice in &taken {
+                for key in slice.mask.iter().filter_map(|index| key(&keys, slice.chunk, index)) {
+                    *counts.entry(key.clone()).or_default() += 1;
+                }
+            }
+            prop_assert!(counts.values().all(|count| *count <= most));
+            prop_assert!(taken.iter().map(|slice| slice.mask.count()).sum::<u32>() <= events);
+            for old in &due {
+                let gone = changes.delete.contains(&(old.chunk, old.id));
+                let row = changes.update.iter().find(|row| row.id == old.id).or(Some(old)).filter(|_| !gone);
+                let parts = row.into_iter().chain(changes.insert.iter().filter(|row| row.chunk == old.chunk));
+                let (mut union, mut count) = (Mask::EMPTY, 0);
+                for part in parts {
+                    union = union.plus(part.mask);
+                    count += part.mask.count();
+                    prop_assert!(part.state != State::Crowded || disperse(part.clone()).rank == 5);
+                }
+                prop_assert_eq!((union, count), (old.mask, old.mask.count()), "every event is in one row");
+            }
+        }
+    }
+}

@@ -12,6 +12,7 @@
 //! - [`expire`]: what becomes of a lease that nobody settled
 //! - [`release`]: what goes back when somebody gives back a part of what it has
 //! - [`mend`]: replay, drop, cancel and resend
+//! - [`unique`]: what becomes of an event whose unique key is known
 //! - [`tally`]: what additions, acks and seals make of a tally
 //! - [`schedule`]: what becomes of a schedule when it is put, paused or due
 
@@ -26,6 +27,7 @@ pub mod release;
 pub mod schedule;
 pub mod settle;
 pub mod tally;
+pub mod unique;
 
 use crate::model::dropped::DropReason;
 use crate::model::id::{ChunkId, EventId, LaneId, SliceId};

@@ -25,6 +25,7 @@ pub(crate) mod spare;
 pub mod sqlite;
 pub(crate) mod tally;
 pub(crate) mod token;
+pub(crate) mod unique;
 pub mod verbs;
 pub mod verbs_tally;
 

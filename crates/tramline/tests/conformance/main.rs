@@ -62,4 +62,5 @@ mod tally_races;
 mod tally_upkeep;
 mod tokens;
 mod traps;
+mod unique;
 mod workers;

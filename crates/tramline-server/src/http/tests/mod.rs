@@ -16,4 +16,5 @@ mod schedules;
 mod tallies;
 mod tally_events;
 mod tally_tokens;
+mod unique;
 mod work;

@@ -1,7 +1,7 @@
 //! Limits: what a claim may take, counted where it is, under a lock that only claims of the same subscription take.
 
 use super::claim::{Outlook, due, end_lapsed};
-use super::rows::{SLICE, apply, chunks, keys, slices};
+use super::rows::{SLICE, apply, keys, slices};
 use super::session::Session;
 use super::sql::{Columns, list, text};
 use crate::error::Result;
@@ -12,7 +12,7 @@ use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
 use crate::plan::Changes;
 use crate::plan::claim::Taker;
-use crate::plan::limit::{Crowd, Keys, crowded_ranges, disperse, hash_of, take};
+use crate::plan::limit::{Crowd, crowded_ranges, disperse, hash_of, take};
 use crate::store::claimed::RawClaim;
 use crate::store::limit::{Limit, READY, ROUNDS, UnderWay};
 use crate::store::verbs::Claim;
@@ -145,11 +145,8 @@ async fn take_some(
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<()> {
-    let mut keys = Keys::new();
-    for (chunk, row) in chunks(session, found.iter().map(|slice| slice.chunk)).await? {
-        keys.insert(chunk, row.keys()?.into());
-        raw.chunks.insert(chunk, row);
-    }
+    // Only the keys: most of what is found may have to wait, and payloads may be large.
+    let keys = keys(session, found.iter().map(|slice| slice.chunk)).await?;
     let mut changes = Changes::default();
     raw.slices.extend(take(found, &keys, crowd, taker, &mut changes));
     apply(session, id, &changes);

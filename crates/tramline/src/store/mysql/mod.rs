@@ -38,6 +38,7 @@ mod store;
 mod sweep;
 mod tally;
 mod token;
+mod unique;
 
 pub use options::MysqlOptions;
 

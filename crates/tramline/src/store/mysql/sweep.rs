@@ -9,6 +9,7 @@ use super::remote;
 use super::rows::{CHUNK, chunk, insert};
 use super::session::Session;
 use super::sql::{Columns, list, overwrite, text};
+use super::unique;
 use crate::error::Result;
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
@@ -216,7 +217,8 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     session.write(format!(
         "DELETE FROM tramline_audit WHERE id <= (SELECT last FROM (SELECT MAX(id) AS last FROM tramline_audit) a) - {AUDIT_KEPT}"
     ));
-    drops::expire(session, limit).await
+    drops::expire(session, limit).await?;
+    unique::expire(session, limit).await
 }
 
 /// Writes the next retained chunks into a subscription that came after them. The row of the back-fill is locked: two

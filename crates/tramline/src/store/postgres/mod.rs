@@ -39,6 +39,7 @@ mod store;
 mod sweep;
 mod tally;
 mod token;
+mod unique;
 
 pub use examine::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
 pub use options::PostgresOptions;

@@ -8,6 +8,7 @@ use super::look::workers;
 use super::remote;
 use super::rows::{chunk, insert};
 use super::session::Session;
+use super::unique;
 use crate::error::Result;
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
@@ -184,6 +185,7 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     session.run(query).await?;
     remote::expire(session, limit).await?;
     drops::expire(session, limit).await?;
+    unique::expire(session, limit).await?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - $1";
     let query = session.query(sql).bind(AUDIT_KEPT);
     session.run(query).await.map(|_| ())

@@ -1,7 +1,6 @@
 //! Limits: what a claim may take, counted where it is. The write transaction is the lock.
 
 use super::claim::{due, end_lapsed};
-use super::order::decoded;
 use super::rows::{SLICE, apply, one_meta, slices};
 use super::session::Session;
 use crate::error::Result;
@@ -31,13 +30,22 @@ pub(super) fn lay(session: &Session<'_>, claim: &Claim, policy: &Policy) -> Resu
         under_way.leased = leased(conn, id)?;
     }
     if limits.per_key_concurrency.is_some() {
-        for (chunk, _) in &under_way.leased {
-            if let Some(row) = one_meta(conn, *chunk)? {
-                under_way.keys.insert(*chunk, row.keys()?.into());
-            }
-        }
+        under_way.keys = keys(conn, under_way.leased.iter().map(|(chunk, _)| *chunk))?;
     }
     Ok(Limit::new(claim, policy, under_way, session.now))
+}
+
+/// The keys of the events of chunks. Without payloads: those may be large, and most of what is looked at may have to wait.
+fn keys(conn: &Connection, chunks: impl Iterator<Item = ChunkId>) -> Result<Keys> {
+    let mut keys = Keys::new();
+    for chunk in chunks {
+        if !keys.contains_key(&chunk)
+            && let Some(row) = one_meta(conn, chunk)?
+        {
+            keys.insert(chunk, row.keys()?.into());
+        }
+    }
+    Ok(keys)
 }
 
 fn starts(conn: &Connection, id: SubscriptionId) -> Result<Starts> {
@@ -141,12 +149,7 @@ fn take_some(
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<()> {
-    let mut keys = Keys::new();
-    for slice in &found {
-        if let Some(events) = decoded(session, slice.chunk, raw)? {
-            keys.insert(slice.chunk, events.iter().map(|event| event.key.clone()).collect());
-        }
-    }
+    let keys = keys(session.conn, found.iter().map(|slice| slice.chunk))?;
     let mut changes = Changes::default();
     raw.slices.extend(take(found, &keys, crowd, taker, &mut changes));
     apply(session, id, &changes)

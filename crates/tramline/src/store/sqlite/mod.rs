@@ -33,6 +33,7 @@ mod store;
 mod sweep;
 mod tally;
 mod token;
+mod unique;
 mod writer;
 
 pub use backup::Copied;

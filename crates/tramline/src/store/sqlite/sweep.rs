@@ -8,6 +8,7 @@ use super::look::workers;
 use super::remote;
 use super::rows::{insert, one_chunk};
 use super::session::Session;
+use super::unique;
 use crate::error::Result;
 use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
 use crate::model::time::millis;
@@ -159,6 +160,7 @@ fn expire_entries(session: &Session<'_>, limit: u32) -> Result<()> {
     conn.prepare_cached("DELETE FROM tramline_rule WHERE until <= ?")?.execute([now])?;
     remote::expire(conn, session.now, limit)?;
     drops::expire(session, limit)?;
+    unique::expire(session, limit)?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - ?";
     conn.prepare_cached(sql)?.execute([AUDIT_KEPT])?;
     Ok(())
