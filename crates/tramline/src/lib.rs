@@ -49,7 +49,8 @@ pub use model::filter::Filter;
 pub use model::health::{Attempt, Disabled, Health, Verdict};
 pub use model::id::{EventId, Incarnation, SubscriptionId, TallyId, TopicId};
 pub use model::lease::Lease;
-pub use model::letter::{Letters, Rate};
+pub use model::letter::{Letters, Pace};
+pub use model::limits::{Limits, Rate};
 pub use model::outcome::Outcome;
 pub use model::pattern::Pattern;
 pub use model::push::{Format, Push, SealedSecret, SecretKind};
@@ -64,5 +65,6 @@ pub use model::subscription::{
 pub use model::tally::{Ack, AckCount, Added, Ending, Items, NewTally, Parent, Tally, TallyItem, TallyState};
 pub use model::time::Time;
 pub use model::token::{Scope, Token};
+pub use model::unique::{Duplicates, Unique};
 pub use store::Store;
 pub use store::sqlite::SqliteStore;

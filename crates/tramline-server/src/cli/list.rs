@@ -2,6 +2,7 @@
 
 use super::Cx;
 use super::failure::Failure;
+use super::limit::shown;
 use super::print::{Column, cell, duration};
 use serde_json::Value;
 
@@ -48,6 +49,7 @@ const SUBSCRIPTION: &[Column] = &[
     ("DEAD", |it| cell(&it["counts"]["dead"])),
     ("OLDEST READY", |it| cell(&it["oldest_ready_at"])),
     ("OLDEST DEAD", |it| cell(&it["oldest_dead_at"])),
+    ("LIMITS", |it| if it["limits"].is_object() { shown(it) } else { cell(&it["limits"]) }),
     ("RULES", rules),
 ];
 

@@ -6,9 +6,9 @@
 //! - `work`: a command for each event
 //! - `listen`: a receiver of pushes, for development
 //! - `push`: subscriptions whose events are sent to a callback
-//! - `tally`: fan-outs that are tracked to completion
-//! - `list`, `key`, `stats`, `drops`: what there is, and what is gone; `control`, `dead`, `parked`, `token`: what an operator does
-//! - `schedule`: what is emitted at certain times
+//! - `list`, `key`, `stats`, `drops`: what there is, and what is gone
+//! - `control`, `limit`, `dead`, `parked`, `token`: what an operator does
+//! - `tally`: fan-outs that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `value`: times, durations and pairs on the command line
 
 mod bulk;
@@ -19,6 +19,7 @@ mod drops;
 mod emit;
 mod failure;
 mod key;
+mod limit;
 mod list;
 mod listen;
 mod outage;
@@ -89,6 +90,9 @@ pub(crate) enum Command {
     /// Show the rules for all subscriptions whose names match
     #[command(after_help = help(control::RULES))]
     Rules(Client<list::Nothing>),
+    /// Limit what all workers of a subscription do together
+    #[command(after_help = help(limit::EXAMPLES))]
+    Limit(Client<limit::Args>),
     /// List, replay or drop the dead events of a subscription
     #[command(after_help = help(dead::EXAMPLES))]
     Dead(Client<dead::Args>),
@@ -166,6 +170,8 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Block(it) => control::set(cx(&it)?, "block", it.args).await,
         Command::Unblock(it) => control::remove(cx(&it)?, "block", it.args).await,
         Command::Rules(it) => control::list(cx(&it)?).await,
+        Command::Unblock(it) => control::remove(cx(&it)?, "unblock", it.args).await,
+        Command::Limit(it) => limit::run(cx(&it)?, it.args).await,
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
         Command::Drops(it) => drops::run(cx(&it)?, it.args).await,

@@ -59,6 +59,10 @@ pub(crate) struct ClaimIn {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Claims<'a> {
     events: Vec<ClaimOut<'a>>,
+    /// If a limit of the subscription is why there are no more events: when to look again at the latest. There may be some earlier,
+    /// when others are settled
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limited_until: Option<When>,
 }
 
 /// A claimed event.
@@ -137,7 +141,8 @@ fn write(claimed: &Claimed) -> Answer<Vec<u8>> {
         events.extend(slice.events.iter().map(|event| ClaimOut::new(slice, lease, event)));
     }
     events.sort_by_key(|event| event.event.id.0);
-    Ok(serde_json::to_vec(&Claims { events })?)
+    let limited_until = claimed.next_due.filter(|_| claimed.limited).map(When);
+    Ok(serde_json::to_vec(&Claims { events, limited_until })?)
 }
 
 impl<'a> ClaimOut<'a> {

@@ -9,6 +9,7 @@ use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use crate::http::tallies::member::MemberIn;
+use crate::http::unique::UniqueIn;
 use crate::traces::request;
 use axum::body::Body;
 use axum::extract::State;
@@ -68,6 +69,10 @@ pub(crate) struct EventIn<'a> {
     #[serde(default)]
     #[schema(value_type = Option<MemberIn>)]
     tally: Option<Object<MemberIn>>,
+    /// Makes it unique: of one topic and unique key at most one event is pending
+    #[serde(default)]
+    #[schema(value_type = Option<UniqueIn>)]
+    unique: Option<Object<UniqueIn>>,
 }
 
 /// What was stored.
@@ -76,6 +81,9 @@ pub(crate) struct EmittedOut {
     id: Id,
     prev: Option<Id>,
     key: Option<String>,
+    /// True if this event was there already, because of its unique key: nothing was stored
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    duplicate: bool,
 }
 
 /// What was stored, in the order of the request.
@@ -86,7 +94,8 @@ pub(crate) struct Receipts {
 
 /// Emits one event, an array (all or nothing, up to 10,000) or lines of JSON (all or nothing per 1,024 lines). Any other content
 /// type is one event of raw bytes, with `tramline-key`, `tramline-type`, `tramline-delay-ms`, `tramline-priority`,
-/// `tramline-tally`, `tramline-tally-subscription`, `tramline-tally-within` and `tramline-header-*` as headers. Unknown topics are created.
+/// `tramline-tally`, `tramline-tally-subscription`, `tramline-tally-within`, `tramline-unique`, `tramline-unique-for-ms`,
+/// `tramline-unique-policy` and `tramline-header-*` as headers. Unknown topics are created.
 #[utoipa::path(post, path = "/v1/topics/{topic}/events", tag = "events",
     params(("topic" = schema::Name, Path, description = "The topic; / inside is written %2F"),
         ("Idempotency-Key" = Option<String>, Header, description = "Repeating it within a day stores nothing",
@@ -139,7 +148,6 @@ pub(crate) async fn store(
     headers: &HeaderMap,
     mut events: Vec<Event>,
 ) -> Answer<Receipt> {
-    let count = events.len() as u64;
     let context = request::context_of(headers);
     if !context.is_empty() {
         events = events.into_iter().map(|event| event.in_trace(&context)).collect();
@@ -147,7 +155,8 @@ pub(crate) async fn store(
     match app.ask(app.tram.emit(events)).await {
         Ok(receipt) => {
             if !receipt.repeated {
-                app.metrics.emitted.add(topic, count);
+                let stored = receipt.events.iter().filter(|event| !event.duplicate).count();
+                app.metrics.emitted.add(topic, stored as u64);
             }
             Ok(receipt)
         }
@@ -164,6 +173,7 @@ pub(crate) fn receipts(receipt: Receipt, keys: Vec<Option<String>>) -> Vec<Emitt
         id: Id(event.id),
         prev: event.prev.map(Id),
         key,
+        duplicate: event.duplicate,
     };
     receipt.events.into_iter().zip(keys).map(told).collect()
 }
@@ -245,6 +255,9 @@ impl EventIn<'_> {
         if let Some(member) = &tally {
             event = member.join(event);
         }
+        if let Some(Object(unique)) = self.unique {
+            event = event.unique(unique);
+        }
         Ok(Read { event, key, tally })
     }
 }
@@ -280,6 +293,9 @@ fn raw(topic: &str, headers: &HeaderMap, kind: &str, body: Bytes, max_payload: u
     let tally = MemberIn::in_headers(headers)?;
     if let Some(member) = &tally {
         event = member.join(event);
+    }
+    if let Some(unique) = UniqueIn::in_headers(headers)? {
+        event = event.unique(unique);
     }
     Ok(Read { event, key, tally })
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tramline::model::name;
 use tramline::store::verbs::Which;
-use tramline::{Failure, Letters, Rate};
+use tramline::{Failure, Letters, Pace};
 use utoipa::ToSchema;
 
 /// How many ids or keys one request names at most.
@@ -41,14 +41,14 @@ pub(crate) struct WhichIn {
     /// Those that died before this time
     until: Option<When>,
     /// Replay only: so many in each period, evenly; all at once unless set
-    #[schema(value_type = Option<RateIn>)]
-    rate: Option<Object<RateIn>>,
+    #[schema(value_type = Option<PaceIn>)]
+    rate: Option<Object<PaceIn>>,
 }
 
 /// So many events in each period.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct RateIn {
+pub(crate) struct PaceIn {
     #[schema(minimum = 1, maximum = 1000000)]
     events: u32,
     #[schema(minimum = 1, maximum = 86400000)]
@@ -57,11 +57,11 @@ pub(crate) struct RateIn {
 
 impl WhichIn {
     /// How fast, if that was said.
-    pub(crate) fn rate(&self) -> Answer<Option<Rate>> {
+    pub(crate) fn rate(&self) -> Answer<Option<Pace>> {
         let rate = self.rate.as_ref();
         let rate =
-            rate.map(|Object(rate)| Rate { events: rate.events, per: Duration::from_millis(rate.per_ms) });
-        rate.iter().try_for_each(Rate::check)?;
+            rate.map(|Object(rate)| Pace { events: rate.events, per: Duration::from_millis(rate.per_ms) });
+        rate.iter().try_for_each(Pace::check)?;
         Ok(rate)
     }
 

@@ -2,8 +2,8 @@
 //!
 //! - [`routes`]: every route, on one page; [`openapi`], [`schema`]: their description, made from the same list
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
-//! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
-//! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
+//! - [`emit`] (with [`unique`]), [`ndjson`], [`events`], [`follow`]: events, in and out
+//! - [`topics`], [`subscriptions`] (with [`limited`]), [`control`], [`dead`]: looking and steering
 //! - [`tallies`]: fan-outs that are tracked to completion; [`schedules`]: what is emitted at certain times
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
 //! - [`stats`], [`drops`], [`metrics`], [`timed`], [`health`]: figures, and what is gone
@@ -27,6 +27,7 @@ pub(crate) mod health;
 pub(crate) mod json;
 mod letters;
 mod life;
+mod limited;
 pub(crate) mod limits;
 pub(crate) mod metrics;
 mod ndjson;
@@ -47,4 +48,5 @@ mod tests;
 pub(crate) mod timed;
 pub(crate) mod tokens;
 mod topics;
+mod unique;
 mod workers;

@@ -6,6 +6,7 @@ use crate::http::caller::Caller;
 use crate::http::control::RuleOut;
 use crate::http::events::READ;
 use crate::http::json::{List, NO_TIME, Object, When, ok, or_null, parse_time};
+use crate::http::limited::{LimitsIn, LimitsOut};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
 use crate::http::push::fields::{Fields, Sealer};
@@ -20,8 +21,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tramline::store::verbs::Stats;
 use tramline::{
-    Backoff, Counts, Filter, Format, Guarantee, Health, OnExhausted, Ordering, Policy, Push, Retry, Scope,
-    Start, Subscription, WhileRetrying,
+    Backoff, Counts, Filter, Format, Guarantee, Health, Limits, OnExhausted, Ordering, Policy, Push, Retry,
+    Scope, Start, Subscription, WhileRetrying,
 };
 use utoipa::ToSchema;
 
@@ -67,6 +68,10 @@ pub(crate) struct SubscriptionIn {
     #[serde(default, deserialize_with = "or_null")]
     #[schema(value_type = Option<schema::TimeLimit>)]
     dead_retention_ms: Option<Option<u64>>,
+    /// Pull: what all workers together may do; all of it at once. null: no limits
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<LimitsIn>)]
+    limits: Option<Option<Object<LimitsIn>>>,
     /// Where it starts in topics that are new to it: `beginning` (the default where workers claim), `now` (for push) or a time
     #[schema(value_type = Option<schema::Start>)]
     start: Option<String>,
@@ -186,6 +191,9 @@ pub(crate) struct SubscriptionOut {
     compact: bool,
     /// How long dead events are kept; null: until somebody replays or drops them
     dead_retention_ms: Option<u64>,
+    /// What all workers together may do, if that is limited
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<LimitsOut>,
     created_at: When,
     counts: Counts,
     /// Since when the oldest ready event could have run
@@ -319,6 +327,9 @@ impl SubscriptionIn {
             push,
             compact: self.compact.unwrap_or(old.compact),
             dead_retention: kept.unwrap_or(old.dead_retention),
+            limits: self.limits.map_or(old.limits, |limits| {
+                limits.map_or_else(Limits::default, |Object(limits)| limits.into())
+            }),
         })
     }
 }
@@ -360,6 +371,7 @@ pub(crate) async fn told(app: &App, subscription: &Subscription) -> Answer<Subsc
         claim_size: policy.claim_size(),
         compact: policy.compact,
         dead_retention_ms: policy.dead_retention.map(millis),
+        limits: LimitsOut::of(&policy.limits),
         created_at: When(subscription.created_at),
         filter: policy.filter.clone(),
         counts: stats.counts,

@@ -141,6 +141,22 @@ fn stats_and_lists_show_what_there_is() {
 }
 
 #[test]
+fn limits_are_set_shown_and_taken_away() {
+    let server = Server::start();
+    server.subscribe("s", json!({"topics": ["t", "u"], "max_attempts": 7}));
+    let set = ["limit", "s", "--concurrency", "3", "--per-key", "1", "--rate", "100/1m"];
+    assert_eq!(server.ok(&set), "s: 3 at once, 1 per key, 100 in 1m\n");
+    assert!(server.ok(&["subscriptions"]).contains("\t3 at once, 1 per key, 100 in 1m\t"));
+    let subscription = server.json(&["limit", "s", "--rate", "5/1s"]);
+    assert_eq!(subscription["limits"], json!({"rate": {"events": 5, "per_ms": 1000}}));
+    assert_eq!((&subscription["max_attempts"], &subscription["topics"]), (&json!(7), &json!(["t", "u"])));
+    assert_eq!(server.ok(&["limit", "s", "--none"]), "s: no limits\n");
+    assert_eq!(server.run(&["limit", "s"]).code, Some(2));
+    assert_eq!(server.run(&["limit", "s", "--concurrency", "0"]).code, Some(1));
+    assert_eq!(server.run(&["limit", "nobody", "--none"]).code, Some(4));
+}
+
+#[test]
 fn tokens_are_created_listed_and_dropped() {
     let server = Server::start_with(Some("root-secret-of-this-test"));
     let create = ["token", "create", "shop", "--scope", "publish", "--topic", "orders"];

@@ -3,7 +3,7 @@
 use crate::engine::tramline::Tramline;
 use crate::error::{Error, Result};
 use crate::model::id::{EventId, SubscriptionId};
-use crate::model::letter::Rate;
+use crate::model::letter::Pace;
 use crate::model::rule::{AuditEntry, PatternRule, RuleKind};
 use crate::model::subscription::{Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::Time;
@@ -213,7 +213,7 @@ impl Tramline {
     ///
     /// # Errors
     /// `NotFound`; `Invalid` for a rate that is out of range.
-    pub async fn replay_at(&self, subscription: &str, which: Which, rate: Rate) -> Result<u64> {
+    pub async fn replay_at(&self, subscription: &str, which: Which, rate: Pace) -> Result<u64> {
         rate.check()?;
         self.revive(subscription, which, Revival::Stagger(Stagger { rate, start: None, done: 0 })).await
     }

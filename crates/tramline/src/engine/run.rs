@@ -156,8 +156,11 @@ impl Run {
         if finished {
             self.ledger.finish(task.hand);
         }
-        // At most once, after a crash nobody would know that it is done, and call it interrupted.
-        if waited_for || (!finished && self.subscription.policy.is_at_most_once()) {
+        // At most once, after a crash nobody would know that it is done, and call it interrupted. Under a limit somebody may wait for
+        // its slot.
+        let policy = &self.subscription.policy;
+        let wanted = policy.is_at_most_once() || policy.limits.most().is_some();
+        if waited_for || (!finished && wanted) {
             self.ledger.hurry();
         }
         self.ledger.done_with(1);

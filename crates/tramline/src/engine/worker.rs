@@ -10,6 +10,7 @@ use crate::engine::run::{Parts, Run, Until, drive};
 use crate::engine::shutdown::Shutdown;
 use crate::engine::tramline::Tramline;
 use crate::error::{Error, Kind, Result};
+use crate::model::limits::Limits;
 use crate::model::retry::Retry;
 use crate::model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying,
@@ -128,6 +129,14 @@ impl Worker {
     #[must_use]
     pub fn claim_size(mut self, events: u32) -> Worker {
         self.policy.claim_size = Some(events);
+        self
+    }
+
+    /// What all workers of the subscription may do together, in whatever process: events under way, events of one key under way, events
+    /// that start in a period. [`Worker::concurrency`] is about this process.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Worker {
+        self.policy.limits = limits;
         self
     }
 

@@ -6,6 +6,7 @@ use crate::model::name;
 use crate::model::tally::TallyItem;
 use crate::model::time::Time;
 use crate::model::trace;
+use crate::model::unique::Unique;
 use bytes::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -52,6 +53,7 @@ pub struct Event {
     pub(crate) state: Option<Bytes>,
     pub(crate) is_sub: bool,
     pub(crate) tally: Option<InTally>,
+    pub(crate) unique: Option<Unique>,
     /// The item that it is, once its tally has numbered it.
     pub(crate) item: Option<EventItem>,
 }
@@ -118,6 +120,7 @@ impl Event {
             state: None,
             is_sub: false,
             tally: None,
+            unique: None,
             item: None,
         }
     }
@@ -206,6 +209,14 @@ impl Event {
         self
     }
 
+    /// Makes it unique: at most one event of the topic with this unique key is pending. Also after an event that was replayed or
+    /// resent, which is not an emit.
+    #[must_use]
+    pub fn unique(mut self, unique: impl Into<Unique>) -> Event {
+        self.unique = Some(unique.into());
+        self
+    }
+
     /// The latest state of the event's object, stored with the event and readable by key.
     #[must_use]
     pub fn state(mut self, state: impl Into<Bytes>) -> Event {
@@ -264,6 +275,7 @@ impl Event {
             content_type: &self.content_type,
             headers: &self.headers,
             priority: self.priority,
+            unique: self.unique.as_ref(),
         }
     }
 
@@ -282,6 +294,10 @@ impl Event {
         }
         if let Some(key) = &self.idempotency_key {
             check_text("idempotency key", key, MAX_IDEMPOTENCY_KEY)?;
+        }
+        if let Some(unique) = &self.unique {
+            check_text("unique key", &unique.key, MAX_KEY)?;
+            unique.check_window()?;
         }
         check_text("content type", &self.content_type, name::MAX_NAME)?;
         if self.headers.iter().any(|(name, value)| name.contains('\0') || value.contains('\0')) {
@@ -328,6 +344,8 @@ pub struct EventParts<'a> {
     pub headers: &'a Headers,
     /// From 0 (first) to 9 (last).
     pub priority: u8,
+    /// What makes it unique, if something does.
+    pub unique: Option<&'a Unique>,
 }
 
 /// A short text: not empty, not long, and such that databases can store it.
@@ -409,6 +427,8 @@ pub struct Emitted {
     pub id: EventId,
     /// The preceding event of the same topic and key.
     pub prev: Option<EventId>,
+    /// True if it is an event that was there already, because of its unique key: nothing was stored now.
+    pub duplicate: bool,
 }
 
 #[cfg(test)]
@@ -427,6 +447,9 @@ mod tests {
             good.clone().key("nul\0"),
             good.clone().header("a", "\0"),
             good.clone().priority(10),
+            good.clone().unique(""),
+            good.clone().unique("k".repeat(513)),
+            good.clone().unique(Unique::new("k").within(Duration::MAX)),
             good.clone().state(vec![0; MAX_STATE + 1]),
             Event::new("t", "x").state("s"),
         ];

@@ -57,7 +57,7 @@ impl Letters {
 /// How fast events come back: so many in each period, evenly. The times are written with the events, so the rate holds whatever
 /// process runs them and whenever one is restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate {
+pub struct Pace {
     /// So many.
     pub events: u32,
     /// In this time.
@@ -66,7 +66,7 @@ pub struct Rate {
 
 const LONGEST_PERIOD: Duration = Duration::from_secs(24 * 3600);
 
-impl Rate {
+impl Pace {
     /// Checks the numbers.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn no_period_has_more_events_than_the_rate_and_none_is_left_out() {
         for (events, per) in [(1, 1_000), (3, 1_000), (7, 60_000), (1_000, 1), (999, 1_000)] {
-            let rate = Rate { events, per: Duration::from_millis(per) };
+            let rate = Pace { events, per: Duration::from_millis(per) };
             let due: Vec<i64> = (0..5_000).map(|done| rate.due(Time(100), done).0).collect();
             assert_eq!(due[0], 100);
             for (at, first) in due.iter().enumerate() {
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn rates_that_mean_nothing_are_refused() {
-        let rate = |events, millis| Rate { events, per: Duration::from_millis(millis) };
+        let rate = |events, millis| Pace { events, per: Duration::from_millis(millis) };
         assert!(rate(1, 1).check().is_ok() && rate(1_000_000, 86_400_000).check().is_ok());
         for bad in [rate(0, 1), rate(1, 0), rate(1_000_001, 1), rate(1, 86_400_001)] {
             assert!(!bad.check().unwrap_err().remedy().is_empty());

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::model::filter::Filter;
 use crate::model::id::{EventId, MAX_LANES, SubscriptionId, TopicId};
+use crate::model::limits::Limits;
 use crate::model::outcome::Outcome;
 use crate::model::push::Push;
 use crate::model::retry::Retry;
@@ -150,6 +151,9 @@ pub struct Policy {
     /// Those of its topics from which it gets nothing new: what it has of them is still done.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub draining: Vec<String>,
+    /// What all workers together may do.
+    #[serde(skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
     /// How events are sent to a callback. `None`: workers claim. That never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub push: Option<Push>,
@@ -289,6 +293,7 @@ impl Policy {
             return Err(Error::invalid("max_attempts is out of range", "use 1 to 10,000, or 0 for no limit"));
         }
         self.filter.check()?;
+        self.limits.check(self.is_ordered(), self.push.is_some())?;
         self.check_push()
     }
 

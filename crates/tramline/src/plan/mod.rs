@@ -5,12 +5,14 @@
 //!
 //! - [`emit`]: how events are cut into chunks and slices
 //! - [`claim`]: which slices a claim takes where there is no order
+//! - [`limit`]: what a claim may take where a subscription has limits
 //! - [`lane`]: what a claim takes from a lane, and whose keys it parks
 //! - [`compact`]: what of it gives way to newer events of the same key
 //! - [`settle`]: what outcomes make of slices
 //! - [`expire`]: what becomes of a lease that nobody settled
 //! - [`release`]: what goes back when somebody gives back a part of what it has
 //! - [`mend`]: replay, drop, cancel and resend
+//! - [`unique`]: what becomes of an event whose unique key is known
 //! - [`tally`]: what additions, acks and seals make of a tally
 //! - [`schedule`]: what becomes of a schedule when it is put, paused or due
 
@@ -19,11 +21,13 @@ pub mod compact;
 pub mod emit;
 pub mod expire;
 pub mod lane;
+pub mod limit;
 pub mod mend;
 pub mod release;
 pub mod schedule;
 pub mod settle;
 pub mod tally;
+pub mod unique;
 
 use crate::model::dropped::DropReason;
 use crate::model::failure::{Gone, MAX_FAILURE, Note};

@@ -29,6 +29,7 @@ pub(crate) struct RawClaim {
     pub(crate) suspects_wait: bool,
     pub(crate) stopped_by: Option<RuleKind>,
     pub(crate) backfilling: bool,
+    pub(crate) limited: bool,
     pub(crate) news: Vec<TallyId>,
 }
 
@@ -122,6 +123,7 @@ impl RawClaim {
             suspects_wait: self.suspects_wait,
             stopped_by: self.stopped_by,
             backfilling: self.backfilling,
+            limited: self.limited,
             news: self.news,
         })
     }

@@ -17,6 +17,7 @@ pub(crate) mod failures;
 pub(crate) mod idempotency;
 pub(crate) mod lanes;
 pub(crate) mod letters;
+pub(crate) mod limit;
 pub mod mysql;
 pub mod postgres;
 pub(crate) mod proven;
@@ -28,6 +29,7 @@ pub(crate) mod spare;
 pub mod sqlite;
 pub(crate) mod tally;
 pub(crate) mod token;
+pub(crate) mod unique;
 pub mod verbs;
 pub mod verbs_tally;
 

@@ -14,7 +14,7 @@ pub(crate) use tramline::model::failure::Failure;
 pub(crate) use tramline::model::id::{EventId, Incarnation, SubscriptionId, TallyId};
 pub(crate) use tramline::model::lane::{Held, Known, Share};
 pub(crate) use tramline::model::lease::Lease;
-pub(crate) use tramline::model::letter::{Letters, Rate};
+pub(crate) use tramline::model::letter::{Letters, Pace};
 pub(crate) use tramline::model::outcome::Outcome;
 pub(crate) use tramline::model::push::Push;
 pub(crate) use tramline::model::retry::Retry;
@@ -478,7 +478,7 @@ impl Queue {
     }
 
     /// Replays, one after the other.
-    pub(crate) async fn stagger(&self, which: Which, rate: Rate) -> u64 {
+    pub(crate) async fn stagger(&self, which: Which, rate: Pace) -> u64 {
         self.revive(which, Revival::Stagger(Stagger { rate, start: None, done: 0 })).await
     }
 

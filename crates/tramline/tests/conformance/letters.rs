@@ -136,7 +136,7 @@ async fn a_replay_at_a_rate_gives_every_event_a_time_of_its_own(bed: Bed) {
         queue.settle(&queue.claim(10).await, Outcome::dead("no")).await;
         while !ids(&queue.claim(10).await).is_empty() {}
         let dead = queue.counts().await.dead;
-        assert_eq!(queue.stagger(Which::All, Rate { events: 1, per: seconds(10) }).await, dead, "{name}");
+        assert_eq!(queue.stagger(Which::All, Pace { events: 1, per: seconds(10) }).await, dead, "{name}");
         for _ in 0..dead {
             let claimed = queue.claim(10).await;
             assert_eq!((ids(&claimed).len(), claimed.slices[0].replayed), (1, true), "{name}");
@@ -152,7 +152,7 @@ async fn a_replay_at_a_rate_gives_every_event_a_time_of_its_own(bed: Bed) {
 async fn a_rate_holds_over_many_steps(bed: Bed) {
     let queue = bed.queue(unordered()).await;
     kill_many(&queue, 1_100).await;
-    assert_eq!(queue.stagger(Which::All, Rate { events: 100, per: seconds(1) }).await, 1_100);
+    assert_eq!(queue.stagger(Which::All, Pace { events: 100, per: seconds(1) }).await, 1_100);
     let mut seconds_taken = 0;
     let mut left = 1_100;
     while left > 0 {
@@ -173,7 +173,7 @@ async fn a_replay_at_a_rate_does_not_stop_its_key(bed: Bed) {
     for _ in 0..2 {
         queue.settle(&queue.claim(1).await, Outcome::dead("no")).await;
     }
-    queue.stagger(Which::All, Rate { events: 1, per: seconds(60) }).await;
+    queue.stagger(Which::All, Pace { events: 1, per: seconds(60) }).await;
     assert_eq!(queue.drain().await, [emitted[0], emitted[2]]);
     bed.pass(seconds(60));
     assert_eq!(queue.drain().await, [emitted[1]]);
@@ -185,7 +185,7 @@ async fn held_events_come_back_at_a_rate_in_their_order(bed: Bed) {
     for _ in 0..2 {
         queue.settle(&queue.claim(1).await, Outcome::dead("no")).await;
     }
-    assert_eq!(queue.stagger(Which::All, Rate { events: 1, per: seconds(60) }).await, 2);
+    assert_eq!(queue.stagger(Which::All, Pace { events: 1, per: seconds(60) }).await, 2);
     assert_eq!(queue.drain().await, [emitted[0], emitted[2]]);
     bed.pass(seconds(60));
     assert_eq!(queue.drain().await, [emitted[1], emitted[3]]);

@@ -5,6 +5,7 @@ mod bed;
 mod handlers;
 mod leases;
 mod life;
+mod limits;
 mod order;
 mod policy;
 mod rules;

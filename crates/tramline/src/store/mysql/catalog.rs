@@ -290,8 +290,18 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
     // Or a rule by pattern could be written for it meanwhile.
     lock_catalog(session).await?;
     erase::mark(session, Deleted::Subscription(id));
-    let tables =
-        ["lane", "rule", "audit", "remote", "push", "attempt", "drop", "drop_total", "subscription_topic"];
+    let tables = [
+        "lane",
+        "rule",
+        "audit",
+        "remote",
+        "push",
+        "attempt",
+        "drop",
+        "drop_total",
+        "limit",
+        "subscription_topic",
+    ];
     for table in tables {
         session.write(format!("DELETE FROM tramline_{table} WHERE subscription = {}", id.0));
     }

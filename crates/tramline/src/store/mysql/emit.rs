@@ -10,6 +10,7 @@ use crate::model::event::Event;
 use crate::model::id::{ChunkId, LaneId, TopicId};
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
+use crate::model::unique::check_unit;
 use crate::plan::emit::{ChunkPlan, EmitPlan, Numbers, SlicePlan};
 use crate::store::catalog::Catalog;
 use crate::store::emit::{Answers, Stored, TRIES, busy, families, named, needs_steps, restless};
@@ -171,6 +172,7 @@ impl MysqlStore {
         for event in &unit {
             event.check()?;
         }
+        check_unit(&unit)?;
         super::check_isolation(conn).await?;
         let units = [unit];
         for _ in 0..TRIES {
@@ -288,6 +290,11 @@ pub(super) struct Drawn {
 }
 
 impl Drawn {
+    /// For a plan without events: all of them were there already.
+    pub(super) fn nothing() -> Drawn {
+        Drawn { stored: Stored { chunks: Vec::new(), heads: Vec::new() }, at: Time(0) }
+    }
+
     pub(super) fn read(plan: &EmitPlan, sets: &[Rows]) -> Result<Drawn> {
         let mut last: HashMap<(i64, String), i64> = HashMap::new();
         let (numbers, sets) = sets.split_last().ok_or_else(restless)?;

@@ -119,7 +119,7 @@ async fn erase_each(session: &mut Session<'_>, first: &str, busy: Busy, limit: u
 /// Gives how many rows went: fewer than `limit` only if there are no more.
 async fn erase_topic(session: &mut Session<'_>, topic: TopicId, limit: i64) -> Result<i64> {
     let mut gone = erase_chunks(session, topic, limit).await?;
-    for table in ["tramline_head", "tramline_idempotency"] {
+    for table in ["tramline_head", "tramline_idempotency", "tramline_unique"] {
         let left = (limit - gone).max(0);
         gone += session.count(format!("DELETE FROM {table} WHERE topic = {} LIMIT {left}", topic.0)).await?
             as i64;

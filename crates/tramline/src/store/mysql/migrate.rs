@@ -14,6 +14,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (4, include_str!("migrations/0004_push.sql")),
     (5, include_str!("migrations/0005_drop.sql")),
     (6, include_str!("migrations/0006_schedule.sql")),
+    (7, include_str!("migrations/0007_limit.sql")),
     (8, include_str!("migrations/0008_letters.sql")),
 ];
 

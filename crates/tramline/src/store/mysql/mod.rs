@@ -20,6 +20,7 @@ mod erase;
 mod failures;
 mod idempotency;
 mod lanes;
+mod limit;
 mod look;
 mod mend;
 mod migrate;
@@ -39,6 +40,7 @@ mod store;
 mod sweep;
 mod tally;
 mod token;
+mod unique;
 
 pub use options::MysqlOptions;
 

@@ -4,6 +4,7 @@ use super::claim;
 use super::drops;
 use super::erase::erase;
 use super::failures;
+use super::limit;
 use super::look::workers;
 use super::mend;
 use super::remote;
@@ -11,6 +12,7 @@ use super::rows::{CHUNK, chunk, insert};
 use super::rules;
 use super::session::Session;
 use super::sql::{Columns, list, overwrite, text};
+use super::unique;
 use crate::error::Result;
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
@@ -116,10 +118,13 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(S
             swept.workers += 1;
         }
     }
+    let dispersed = limit::disperse_some(session, sweep.limit).await?;
+    swept.more |= !dispersed.is_empty();
+    wake.extend(dispersed);
     wake.extend(backfills(session).await?);
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
-    swept.more = erase(session, sweep.limit).await?;
+    swept.more |= erase(session, sweep.limit).await?;
     swept.chunks = retire(session, sweep.limit).await?;
     swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit).await?;
@@ -227,7 +232,8 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     session.write(format!(
         "DELETE FROM tramline_audit WHERE id <= (SELECT last FROM (SELECT MAX(id) AS last FROM tramline_audit) a) - {AUDIT_KEPT}"
     ));
-    drops::expire(session, limit).await
+    drops::expire(session, limit).await?;
+    unique::expire(session, limit).await
 }
 
 /// Writes the next retained chunks into a subscription that came after them. The row of the back-fill is locked: two

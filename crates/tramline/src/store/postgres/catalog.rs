@@ -266,6 +266,7 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
         "DELETE FROM tramline_audit WHERE subscription = $1",
         "DELETE FROM tramline_remote WHERE subscription = $1",
         "DELETE FROM tramline_push WHERE subscription = $1",
+        "DELETE FROM tramline_limit WHERE subscription = $1",
         "DELETE FROM tramline_attempt WHERE subscription = $1",
         "DELETE FROM tramline_drop WHERE subscription = $1",
         "DELETE FROM tramline_drop_total WHERE subscription = $1",

@@ -3,6 +3,7 @@
 
 use super::PostgresStore;
 use super::compact::compact;
+use super::limit;
 use super::order;
 use super::rows::{apply, chunk_at, chunks, claimed_slice, slices};
 use super::session::{BY_INDEX, Session};
@@ -16,6 +17,7 @@ use crate::model::time::Time;
 use crate::plan::Changes;
 use crate::plan::claim::{Taker, take};
 use crate::plan::expire::expire;
+use crate::plan::limit::Crowd;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
 use crate::store::rules::Stop;
@@ -43,7 +45,8 @@ pub(super) struct Outlook {
 impl PostgresStore {
     /// What most claims come to, in one round trip; see `migrations/0003_claim.sql`.
     pub(super) async fn claim_due(&self, claim: &Claim, policy: &Policy, version: i64) -> Result<Due> {
-        if policy.is_ordered() || policy.compact || claim.single || claim.max_events == 0 {
+        let plain = policy.limits.is_none() && !policy.is_ordered() && !policy.compact;
+        if !plain || claim.single || claim.max_events == 0 {
             return Ok(Due::Undecided);
         }
         let taker = Taker::new(claim, policy, Time(0));
@@ -121,15 +124,60 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
         return Ok(raw.stopped(stop));
     }
     raw.backfilling = !outlook.backfills.is_empty();
+    if policy.limits.is_none() {
+        take_all(session, claim, policy, &outlook, None, &mut raw).await?;
+    } else {
+        take_limited(session, claim, policy, outlook, &mut raw).await?;
+    }
+    let read = chunks(session, raw.missing().into_iter()).await?;
+    raw.chunks.extend(read);
+    raw.news = session.finish().await?;
+    Ok(raw)
+}
+
+/// Takes no more than the limits of the subscription allow.
+async fn take_limited(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    mut outlook: Outlook,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let mut limit = limit::lay(session, claim, policy, &mut outlook).await?;
+    if !limit.is_reached() {
+        let clipped = limit.clip(claim);
+        take_all(session, &clipped, policy, &outlook, limit.crowd.as_mut(), raw).await?;
+    }
+    if let Some(starts) = limit.end(raw) {
+        limit::keep(session, claim.subscription, starts).await?;
+    }
+    if raw.limited && raw.next_due.is_none() {
+        raw.next_due = match policy.is_ordered() {
+            true => order::next_due(session, claim.subscription).await?,
+            false => next_due(session, claim.subscription).await?,
+        };
+    }
+    Ok(())
+}
+
+async fn take_all(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    outlook: &Outlook,
+    mut crowd: Option<&mut Crowd>,
+    raw: &mut RawClaim,
+) -> Result<()> {
     for _ in 0..ROUNDS {
         let mut taker = Taker::new(claim, policy, session.now);
         raw.until = taker.until;
         if policy.is_ordered() {
-            order::claim(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
+            order::claim(session, claim, policy, outlook, &mut taker, raw).await?;
         } else {
-            unordered(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
+            let look = Look { claim, policy, outlook };
+            unordered(session, look, crowd.as_deref_mut(), &mut taker, raw).await?;
         }
-        let gave_way = policy.compact && compact(session, claim.subscription, &mut raw).await?;
+        let gave_way = policy.compact && compact(session, claim.subscription, raw).await?;
         if gave_way {
             raw.next_due = Some(session.now);
         }
@@ -137,10 +185,15 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
             break;
         }
     }
-    let read = chunks(session, raw.missing().into_iter()).await?;
-    raw.chunks.extend(read);
-    raw.news = session.finish().await?;
-    Ok(raw)
+    Ok(())
+}
+
+/// What a claim without order goes by.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    claim: &'a Claim,
+    policy: &'a Policy,
+    outlook: &'a Outlook,
 }
 
 /// What there is besides taking: rules, back-fills, `$expired` leases, suspects.
@@ -195,40 +248,61 @@ async fn look_out(
 
 async fn unordered(
     session: &mut Session<'_>,
-    claim: &Claim,
-    policy: &Policy,
-    outlook: &Outlook,
+    Look { claim, policy, outlook }: Look<'_>,
+    crowd: Option<&mut Crowd>,
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<()> {
     let id = claim.subscription;
-    let mut changes = Changes::default();
     let mut suspects = outlook.suspects;
     if outlook.expired {
         suspects |= expire_leases(session, id, policy, &[State::Leased, State::Consumed]).await?.suspects;
     }
-    if suspects && claim.suspects == Suspects::TakeOne {
-        let one = due(session, id, State::Suspect, 1).await?;
-        if !one.is_empty() {
-            raw.slices = take(one, taker, &mut changes);
+    raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
+    let many = if crowd.is_some() { EXPIRED } else { 1 };
+    let suspects = match suspects && claim.suspects == Suspects::TakeOne {
+        true => due(session, id, State::Suspect, many).await?,
+        false => Vec::new(),
+    };
+    match crowd {
+        Some(crowd) => {
+            limit::take_suspect(session, suspects, crowd, taker, raw).await?;
+            if !raw.slices.is_empty() {
+                return Ok(());
+            }
+            limit::take_by_key(session, id, crowd, taker, raw).await?;
+        }
+        None if !suspects.is_empty() => {
+            let mut changes = Changes::default();
+            raw.slices = take(suspects, taker, &mut changes);
             return apply(session, id, &changes).await;
         }
+        None => take_ready(session, id, taker, raw).await?,
     }
-    raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
+    if !taker.is_full() {
+        let next = next_due(session, id).await?;
+        raw.next_due = [raw.next_due, next].into_iter().flatten().min();
+    }
+    Ok(())
+}
+
+async fn take_ready(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
     let mut limit = slices_wanted(taker);
     while !taker.is_full() {
         let ready = due(session, id, State::Ready, limit).await?;
         let all = (ready.len() as i64) < limit;
+        let mut changes = Changes::default();
         raw.slices.extend(take(ready, taker, &mut changes));
         apply(session, id, &changes).await?;
-        changes = Changes::default();
         if all {
             break;
         }
         limit = (limit * 4).min(i64::from(taker.events));
-    }
-    if !taker.is_full() {
-        raw.next_due = next_due(session, id).await?;
     }
     Ok(())
 }
@@ -245,7 +319,12 @@ fn slices_wanted(taker: &Taker) -> i64 {
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`: one range per priority, read in order and left as
 /// soon as there is enough, so that neither what is not due nor what is not wanted costs anything. `ORDER BY rank, pos`
 /// over all priorities would walk through everything that is delayed in the first one to get to the second.
-async fn due(session: &mut Session<'_>, id: SubscriptionId, state: State, limit: i64) -> Result<Vec<Slice>> {
+pub(super) async fn due(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    state: State,
+    limit: i64,
+) -> Result<Vec<Slice>> {
     let query = session.query(DUE).bind(id.0).bind(state as i16).bind(session.now.0).bind(limit);
     slices(&session.all(query).await?)
 }
@@ -279,6 +358,17 @@ async fn expire_leases(
     apply(session, id, &changes).await?;
     let suspects = changes.update.iter().any(|slice| slice.state == State::Suspect);
     Ok(Ended { count, suspects })
+}
+
+/// Looks after every lease that has ended, but for those that somebody has locked.
+pub(super) async fn end_lapsed(session: &mut Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+    if policy.is_ordered() {
+        while order::interrupt(session, id, policy).await? {}
+        return Ok(());
+    }
+    let states = [State::Leased, State::Consumed];
+    while expire_leases(session, id, policy, &states).await?.count as i64 >= EXPIRED {}
+    Ok(())
 }
 
 /// The subscriptions of these, at most once, with claims that have ended: one index probe per subscription and priority, and

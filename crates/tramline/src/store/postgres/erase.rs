@@ -117,6 +117,8 @@ async fn erase_topic(session: &mut Session<'_>, topic: TopicId, limit: i64) -> R
         "DELETE FROM tramline_idempotency i USING \
          (SELECT d.topic, d.key FROM tramline_idempotency d WHERE d.topic = $1 LIMIT $2) d \
          WHERE i.topic = d.topic AND i.key = d.key",
+        "DELETE FROM tramline_unique u USING (SELECT d.topic, d.key FROM tramline_unique d WHERE d.topic = $1 LIMIT $2) d \
+         WHERE u.topic = d.topic AND u.key = d.key",
     ] {
         let query = session.query(sql).bind(topic.0).bind(limit - gone);
         gone += session.run(query).await? as i64;

@@ -145,7 +145,7 @@ pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result
     let seen = slices_of(session, &[chunk]).await?;
     let catalog = session.catalog.clone();
     let mask = Mask::of(cancel.id.index());
-    let free = [State::Ready, State::Suspect, State::Waiting, State::Parked, State::Held];
+    let free = [State::Ready, State::Suspect, State::Waiting, State::Parked, State::Held, State::Crowded];
     let mut cancelled = Vec::new();
     for id in seen
         .iter()

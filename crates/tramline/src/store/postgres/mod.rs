@@ -22,6 +22,7 @@ mod examine;
 mod failures;
 mod idempotency;
 mod lanes;
+mod limit;
 mod look;
 mod mend;
 mod migrate;
@@ -40,6 +41,7 @@ mod store;
 mod sweep;
 mod tally;
 mod token;
+mod unique;
 
 pub use examine::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
 pub use options::PostgresOptions;

@@ -31,6 +31,7 @@ pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result
     if !ordered.is_empty() {
         settle_lanes(session, settle, &ordered, policy, &mut answer).await?;
     }
+    answer.wake |= answer.frees(policy);
     answer.news = session.finish().await?;
     Ok(answer)
 }

@@ -4,12 +4,14 @@ use super::claim;
 use super::drops;
 use super::erase::erase;
 use super::failures;
+use super::limit;
 use super::look::workers;
 use super::mend;
 use super::remote;
 use super::rows::{chunk, insert};
 use super::rules;
 use super::session::Session;
+use super::unique;
 use crate::error::Result;
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
@@ -99,10 +101,13 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(S
             swept.workers += 1;
         }
     }
+    let dispersed = limit::disperse_some(session, sweep.limit).await?;
+    swept.more |= !dispersed.is_empty();
+    wake.extend(dispersed);
     wake.extend(backfills(session).await?);
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
-    swept.more = erase(session, sweep.limit).await?;
+    swept.more |= erase(session, sweep.limit).await?;
     swept.chunks = retire(session, sweep.limit).await?;
     swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit).await?;
@@ -193,6 +198,7 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     rules::expire(session).await?;
     remote::expire(session, limit).await?;
     drops::expire(session, limit).await?;
+    unique::expire(session, limit).await?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - $1";
     let query = session.query(sql).bind(AUDIT_KEPT);
     session.run(query).await.map(|_| ())

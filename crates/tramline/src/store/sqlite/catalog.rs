@@ -225,8 +225,18 @@ fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     erase::mark(session.conn, Deleted::Subscription(id))?;
-    let tables =
-        ["lane", "rule", "audit", "remote", "push", "attempt", "drop", "drop_total", "subscription_topic"];
+    let tables = [
+        "lane",
+        "rule",
+        "audit",
+        "remote",
+        "push",
+        "attempt",
+        "drop",
+        "drop_total",
+        "limit",
+        "subscription_topic",
+    ];
     for table in tables {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
     }

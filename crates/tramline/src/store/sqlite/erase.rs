@@ -85,6 +85,8 @@ fn erase_topic(conn: &Connection, topic: TopicId, limit: i64) -> Result<i64> {
         "DELETE FROM tramline_head WHERE (topic, key) IN (SELECT topic, key FROM tramline_head WHERE topic = ? LIMIT ?)",
         "DELETE FROM tramline_idempotency WHERE (topic, key) IN \
          (SELECT topic, key FROM tramline_idempotency WHERE topic = ? LIMIT ?)",
+        "DELETE FROM tramline_unique WHERE (topic, key) IN \
+         (SELECT topic, key FROM tramline_unique WHERE topic = ? LIMIT ?)",
     ] {
         gone += conn.prepare_cached(sql)?.execute([topic.0, limit - gone])? as i64;
     }

@@ -17,6 +17,7 @@ mod emit;
 mod erase;
 mod examine;
 mod failures;
+mod limit;
 mod look;
 mod mend;
 mod migrate;
@@ -34,6 +35,7 @@ mod store;
 mod sweep;
 mod tally;
 mod token;
+mod unique;
 mod writer;
 
 pub use backup::Copied;

@@ -32,6 +32,7 @@ pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> 
     for (lane, results) in lanes {
         settle_in_lane(session, settle, &results, lane, &policy, &mut answer)?;
     }
+    answer.wake |= answer.frees(&policy);
     answer.news = session.finish()?;
     Ok(answer)
 }

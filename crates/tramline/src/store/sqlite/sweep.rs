@@ -4,12 +4,14 @@ use super::claim;
 use super::drops;
 use super::erase::erase;
 use super::failures;
+use super::limit;
 use super::look::workers;
 use super::mend;
 use super::remote;
 use super::rows::{insert, one_chunk};
 use super::rules;
 use super::session::Session;
+use super::unique;
 use crate::error::Result;
 use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
 use crate::model::time::millis;
@@ -86,6 +88,9 @@ pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
     for subscription in session.catalog.subscriptions() {
         swept.more |= mend::expire_dead(session, subscription, sweep.limit)?;
     }
+    let dispersed = limit::disperse_some(session, sweep.limit)?;
+    swept.more |= !dispersed.is_empty();
+    wake.extend(dispersed);
     wake.extend(backfills(session.conn)?);
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
@@ -162,6 +167,7 @@ fn expire_entries(session: &Session<'_>, limit: u32) -> Result<()> {
     rules::expire(conn, session.now)?;
     remote::expire(conn, session.now, limit)?;
     drops::expire(session, limit)?;
+    unique::expire(session, limit)?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - ?";
     conn.prepare_cached(sql)?.execute([AUDIT_KEPT])?;
     Ok(())

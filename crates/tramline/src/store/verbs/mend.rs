@@ -1,7 +1,7 @@
 //! Replay, drop, resend, cancel, and the release of parked keys.
 
 use crate::model::id::{EventId, SubscriptionId};
-use crate::model::letter::{Letters, Rate};
+use crate::model::letter::{Letters, Pace};
 use crate::model::time::Time;
 
 /// Which events a control verb is about.
@@ -73,7 +73,7 @@ pub enum Revival {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stagger {
     /// How fast.
-    pub rate: Rate,
+    pub rate: Pace,
     /// When the first one comes; `None`: now.
     pub start: Option<Time>,
     /// How many came before, in earlier steps.
