@@ -170,7 +170,6 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Block(it) => control::set(cx(&it)?, "block", it.args).await,
         Command::Unblock(it) => control::remove(cx(&it)?, "block", it.args).await,
         Command::Rules(it) => control::list(cx(&it)?).await,
-        Command::Unblock(it) => control::remove(cx(&it)?, "unblock", it.args).await,
         Command::Limit(it) => limit::run(cx(&it)?, it.args).await,
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
