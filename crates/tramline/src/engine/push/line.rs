@@ -157,8 +157,9 @@ impl Line {
 
     /// True if it is time to claim: there is nothing to send, or soon will be.
     fn is_short(&self, standing: &Standing, free: usize) -> bool {
+        let most = (MOST / standing.push.batch_size().max(1)) as usize;
         let low = match self.has_more && self.hand.is_quick() {
-            true => standing.width() * AHEAD / 2,
+            true => most.min(standing.width() * AHEAD) / 2,
             false => 0,
         };
         self.hand.is_at_most(low) && (free > 0 || low > 0)
