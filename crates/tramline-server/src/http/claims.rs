@@ -11,9 +11,7 @@ use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use crate::http::subscriptions::named;
 use axum::Extension;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -93,11 +91,11 @@ pub(crate) async fn claim(
     caller: Caller,
     Extension(slot): Extension<Slot>,
     name: Name,
-    headers: HeaderMap,
-    body: Body,
+    request: Request,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, CONSUME, name).await?;
-    let body = app.read(&headers, body).await?;
+    let (head, body) = request.into_parts();
+    let body = app.read(&head.headers, body).await?;
     let claim: ClaimIn = body::parse(&body)?;
     claim.check()?;
     let policy = &subscription.policy;

@@ -11,8 +11,7 @@ use crate::http::schema;
 use crate::http::tallies::member::MemberIn;
 use crate::http::unique::UniqueIn;
 use crate::traces::request;
-use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
@@ -108,11 +107,12 @@ pub(crate) async fn emit(
     State(app): State<Shared>,
     caller: Caller,
     name: Name,
-    headers: HeaderMap,
-    body: Body,
+    request: Request,
 ) -> Answer<Response> {
     caller.topic(&[Scope::Publish], &name.0)?;
     let topic = name.checked("topic")?;
+    let (head, body) = request.into_parts();
+    let headers = head.headers;
     let content_type = content_type(&headers)?;
     let started = tokio::time::Instant::now();
     if content_type == "application/x-ndjson" {

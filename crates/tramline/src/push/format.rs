@@ -7,6 +7,7 @@ use crate::model::time::Time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use jiff::fmt::temporal::DateTimePrinter;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -138,8 +139,11 @@ fn kind(event: &StoredEvent) -> Option<&str> {
 /// Times beyond the calendar are its last day.
 fn rfc3339(time: Time) -> String {
     let time = jiff::Timestamp::from_millisecond(time.0).unwrap_or(jiff::Timestamp::MAX);
-    format!("{time:.3}")
+    MILLIS.timestamp_to_string(&time)
 }
+
+/// How times are written.
+const MILLIS: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
 
 fn in_digits<S: Serializer>(id: &EventId, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(id)

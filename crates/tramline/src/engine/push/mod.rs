@@ -1,19 +1,21 @@
 //! Push: sends the events of push subscriptions to their callbacks.
 //!
 //! - `standing`: what is known of a subscription: its policy, its health, its opened secrets
-//! - `line`: one subscription: waits for a batch, claims it, sends it
+//! - `line`: one subscription: waits for a batch, claims it, has it sent
 //! - `gather`: when a batch goes
-//! - `batch`: claimed events, cut into batches
-//! - `send`: one request, and the handshake before the first
+//! - `batch`: claimed events, cut into batches; `hand`: those that wait to be sent
+//! - `sender`: sends one batch after the other; `send`: one request, and the handshake before the first
 //! - `control`: steering and looking, for users
 //! - `scribe`: writes outcomes and attempts back, many at once
 
 mod batch;
 mod control;
 mod gather;
+mod hand;
 mod line;
 mod scribe;
 mod send;
+mod sender;
 mod standing;
 
 pub use control::Replayed;
@@ -34,7 +36,7 @@ use standing::Standing;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -60,6 +62,8 @@ struct Shared {
     keyring: Keyring,
     /// Room for requests, over all subscriptions.
     requests: Arc<Semaphore>,
+    /// Good news is written down by one line at a time.
+    recording: Mutex<()>,
 }
 
 /// What each line had learned by itself when the board was asked for.
@@ -77,7 +81,8 @@ impl Tramline {
     /// way at once.
     pub fn pusher(&self, client: Client, keyring: Keyring, requests: usize) -> Pusher {
         let requests = Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS)));
-        Pusher { shared: Arc::new(Shared { tram: self.clone(), client, keyring, requests }) }
+        let recording = Mutex::default();
+        Pusher { shared: Arc::new(Shared { tram: self.clone(), client, keyring, requests, recording }) }
     }
 }
 

@@ -21,13 +21,21 @@ const ALLOWED: HeaderName = HeaderName::from_static("webhook-allowed-origin");
 /// Who asks.
 const NAME: &str = "tramline";
 
-/// Sends a batch, and says what came of it. That its outcomes are being written back is seen until the last of it is dropped.
+/// What came of a batch.
+pub(super) struct Came {
+    pub(super) judged: Judged,
+    pub(super) attempt: Attempt,
+    /// That its outcomes are being written back is seen until these are dropped.
+    pub(super) spans: Settling,
+}
+
+/// Sends a batch, and says what came of it.
 pub(super) async fn send(
     shared: &Shared,
     standing: &Standing,
     batch: &Batch,
     stopped: Option<Stopped>,
-) -> (Judged, Attempt, Settling) {
+) -> Came {
     let at = standing.time(shared.tram.clock());
     let traces = shared.tram.traces();
     let (span, context) = trace::push(traces, &standing.subscription.name, &batch.events, stopped);
@@ -52,8 +60,8 @@ pub(super) async fn send(
         retry_after: judged.retry_after,
     };
     trace::pushed(&span, &batch.events, &attempt);
-    let settling = settling(traces, standing, batch, &judged, &span);
-    (judged, attempt, settling)
+    let spans = settling(traces, standing, batch, &judged, &span);
+    Came { judged, attempt, spans }
 }
 
 fn settling(

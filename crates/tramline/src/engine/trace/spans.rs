@@ -235,6 +235,11 @@ pub(crate) struct Ended<'a> {
 pub(crate) struct Settling(HashMap<EventId, Span>);
 
 impl Settling {
+    /// Those of another batch are written back together with these.
+    pub(crate) fn join(&mut self, others: Settling) {
+        self.0.extend(others.0);
+    }
+
     /// An event's outcome is on its way, as the end of its trail.
     pub(crate) fn begin(
         &mut self,

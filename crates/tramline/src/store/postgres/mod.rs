@@ -213,6 +213,11 @@ impl PostgresStore {
         })
     }
 
+    async fn settle_by_steps(&self, settle: &Settle) -> Result<Settled> {
+        let begin = Begin::writing(settle.now, settle.subscription);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::settle(session, settle))
+    }
+
     async fn connection(&self) -> Result<Hot<'_, Postgres>> {
         self.spares.take(&self.own).await
     }

@@ -161,8 +161,24 @@ impl Store for PostgresStore {
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
-        let begin = Begin::writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::settle(session, &settle))
+        let done = self.settle_done(&settle).await?;
+        if done.is_empty() {
+            return self.settle_by_steps(&settle).await;
+        }
+        let left = settle.results.iter().enumerate().filter(|(at, _)| !done.contains(at));
+        let results = left.map(|(_, result)| result.clone()).collect();
+        let rest = Settle { results, ..settle.clone() };
+        let mut settled = match rest.results.is_empty() {
+            true => Settled::default(),
+            false => self.settle_by_steps(&rest).await?,
+        };
+        let mut answers = settled.accepted.into_iter();
+        let told = |(at, result): (usize, &SettleSlice)| match done.contains(&at) {
+            true => vec![true; result.outcomes.len()],
+            false => answers.next().unwrap_or_default(),
+        };
+        settled.accepted = settle.results.iter().enumerate().map(told).collect();
+        Ok(settled)
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
