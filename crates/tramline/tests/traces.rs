@@ -1,4 +1,5 @@
 //! The way of an event as spans of one trace.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use opentelemetry::trace::{SpanId, SpanKind, Status, TraceId, TracerProvider};
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};

@@ -1,4 +1,5 @@
 //! Hints that are lost, repeated, reordered and late change when work starts, and nothing else.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

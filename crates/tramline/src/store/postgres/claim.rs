@@ -25,6 +25,7 @@ use crate::store::verbs::{Claim, Suspects};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use std::collections::HashMap;
+use tokio::time::Instant;
 
 /// Where the columns of the chunk and of the claim itself begin in a row of `tramline_claim_due`.
 const CHUNK: usize = 16;
@@ -76,6 +77,16 @@ impl PostgresStore {
             rows
         };
         read_due(&rows, &taker)
+    }
+
+    /// Remembers how long it took to look at everything, and whether something is left.
+    pub(super) fn looked(&self, claim: &Claim, raw: &RawClaim, began: Instant) {
+        if claim.now.is_some() {
+            return;
+        }
+        let rest = raw.rest_of(claim);
+        let all = rest.max_events > 0 && rest.max_bytes > 0 && raw.stopped_by.is_none() && !raw.backfilling;
+        self.floors.looked(claim.subscription, began, Instant::now(), all.then_some(raw.now));
     }
 }
 
@@ -216,7 +227,7 @@ macro_rules! outlook {
 const SLICES_EXPIRED: &str = outlook!(
     "SELECT 1 FROM generate_series(0, 9) AS p(rank) CROSS JOIN unnest('{1,7}'::smallint[]) AS t(state) \
     CROSS JOIN LATERAL (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = t.state \
-    AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2 LIMIT 1) f"
+    AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2 AND s.pos > $3 LIMIT 1) f"
 );
 /// Leases hang on lanes.
 const LANES_EXPIRED: &str =
@@ -230,6 +241,7 @@ async fn look_out(
 ) -> Result<(Option<Stop>, Outlook)> {
     let sql = if policy.is_ordered() { LANES_EXPIRED } else { SLICES_EXPIRED };
     let query = session.query(sql).bind(id.0).bind(session.now.0);
+    let query = if policy.is_ordered() { query } else { query.bind(session.floor.0) };
     let row = query.fetch_one(&mut *session.conn).await?;
     let (kinds, ends): (Vec<String>, Vec<i64>) = (row.try_get(0)?, row.try_get(1)?);
     let (topics, next): (Vec<i64>, Vec<i64>) = (row.try_get(2)?, row.try_get(3)?);
@@ -326,12 +338,13 @@ pub(super) async fn due(
     limit: i64,
 ) -> Result<Vec<Slice>> {
     let query = session.query(DUE).bind(id.0).bind(state as i16).bind(session.now.0).bind(limit);
+    let query = query.bind(session.floor.0);
     slices(&session.all(query).await?)
 }
 
 pub(super) const DUE: &str = "SELECT {slice} FROM generate_series(0, 9) AS p(rank) CROSS JOIN LATERAL ( \
     SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = $2 AND s.lane = 0 AND s.rank = p.rank \
-    AND s.pos <= $3 ORDER BY s.pos LIMIT $4 FOR UPDATE SKIP LOCKED) s LIMIT $4";
+    AND s.pos <= $3 AND s.pos > $5 ORDER BY s.pos LIMIT $4 FOR UPDATE SKIP LOCKED) s LIMIT $4";
 
 /// What became of leases that have ended.
 struct Ended {

@@ -1,6 +1,7 @@
 //! The verbs: each is one step, or a few.
 
 use super::claim::Due;
+use super::floor::Way;
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
@@ -25,6 +26,7 @@ use crate::store::verbs_tally::*;
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use tokio::time::Instant;
 
 #[async_trait]
 impl Store for PostgresStore {
@@ -139,19 +141,40 @@ impl Store for PostgresStore {
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         let known = self.cache.get();
-        let due = match known.require_subscription(claim.subscription) {
-            Ok(subscription) => self.claim_due(&claim, &subscription.policy, known.version).await?,
-            Err(_) => Due::Undecided, // it may be new
+        // Nobody knows yet what is new, and what has an order has no floor: what was parked comes back in its old place.
+        let policy = known.require_subscription(claim.subscription).ok().map(|it| &it.policy);
+        let began = Instant::now();
+        let way = match policy {
+            Some(policy) if !policy.is_ordered() && claim.now.is_none() => {
+                self.floors.way(claim.subscription, began)
+            }
+            _ => Way::Call,
+        };
+        let due = match (policy, way) {
+            (Some(policy), Way::Call) => self.claim_due(&claim, policy, known.version).await?,
+            (_, Way::Call) => Due::Undecided,
+            (_, Way::All) => {
+                let (raw, catalog) = self.claim_by_steps(&claim, None).await?;
+                self.looked(&claim, &raw, began);
+                return raw.decode(&catalog);
+            }
+            (_, Way::After(floor)) => {
+                let (raw, catalog) = self.claim_by_steps(&claim, Some(floor)).await?;
+                return raw.decode(&catalog);
+            }
         };
         let (first, rest) = match due {
-            Due::All(raw) => return raw.decode(&known),
+            Due::All(raw) => {
+                self.looked(&claim, &raw, began);
+                return raw.decode(&known);
+            }
             Due::Undecided => (None, claim),
             Due::Some(raw) => {
                 let rest = raw.rest_of(&claim);
                 (Some(raw), rest)
             }
         };
-        match (first, self.claim_by_steps(&rest).await) {
+        match (first, self.claim_by_steps(&rest, None).await) {
             (None, claimed) => claimed.and_then(|(raw, catalog)| raw.decode(&catalog)),
             (Some(first), Ok((raw, catalog))) => first.and(raw).decode(&catalog),
             (Some(first), Err(error)) if first.slices.is_empty() => Err(error),
