@@ -14,6 +14,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (4, include_str!("migrations/0004_push.sql")),
     (5, include_str!("migrations/0005_drop.sql")),
     (6, include_str!("migrations/0006_schedule.sql")),
+    (9, include_str!("migrations/0009_inbox.sql")),
 ];
 
 const VERSIONS: &str =
@@ -33,9 +34,14 @@ pub(super) fn sql() -> String {
     text
 }
 
+/// The version of a database that is up to date.
+pub(super) fn newest() -> i64 {
+    MIGRATIONS.last().map_or(0, |(version, _)| *version)
+}
+
 /// Brings the database up to date.
 pub(super) async fn run(conn: &mut MySqlConnection) -> Result<()> {
-    let newest = MIGRATIONS.last().map_or(0, |(version, _)| *version);
+    let newest = newest();
     // Only if need be: creating needs a right that a service may have lost since.
     if exists(conn).await? && current(conn).await? == newest {
         return Ok(());

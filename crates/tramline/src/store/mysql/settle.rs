@@ -3,7 +3,7 @@
 use super::lanes::{leased, load_keys, load_marks, lock};
 use super::rows::{SLICE, apply, slices, write_lanes};
 use super::session::Session;
-use super::sql::{LIST, list, pairs};
+use super::sql::{LIST, numbered, paired};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
 use crate::model::lane::Lane;
@@ -73,10 +73,10 @@ fn named_sql<'a>(id: SubscriptionId, leases: impl Iterator<Item = &'a Lease>, lo
     let rows: BTreeSet<(i64, i64)> = leases.map(|lease| (lease.chunk.0, lease.slice.0)).collect();
     let rows: Vec<(i64, i64)> = rows.into_iter().collect();
     let select = |some: &[(i64, i64)]| {
-        let which = pairs(("s.chunk", "s.id"), some.iter().copied());
         format!(
-            "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE {which} AND s.subscription = {} \
-             ORDER BY s.chunk, s.id{lock}",
+            "SELECT {SLICE} FROM {} STRAIGHT_JOIN tramline_slice s FORCE INDEX (PRIMARY) \
+             ON s.chunk = n.a AND s.id = n.b WHERE s.subscription = {}{lock}",
+            paired(some.iter().copied()),
             id.0
         )
     };
@@ -224,10 +224,11 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
         }
         if !extended.is_empty() {
             session.write(format!(
-                "UPDATE tramline_lane SET until = {} WHERE subscription = {} AND lane IN ({})",
-                until.0,
+                "UPDATE {} STRAIGHT_JOIN tramline_lane l FORCE INDEX (PRIMARY) \
+                 ON l.subscription = {} AND l.lane = n.a SET l.until = {}",
+                numbered(extended),
                 extend.subscription.0,
-                list(extended)
+                until.0
             ));
         }
     }

@@ -1,6 +1,7 @@
 //! A full store: how much it holds, and what goes.
 
 use super::mend::Bench;
+use super::rows::lock_chunks_sql;
 use super::session::Session;
 use super::sql::{Columns, list};
 use super::sweep::{numbers, remove_chunks};
@@ -47,10 +48,7 @@ pub(super) async fn retained(session: &mut Session<'_>, shed: &Shed) -> Result<S
     }
     let (chosen, next) = choose(seen, look, shed);
     // What somebody resends just now is locked, and stays.
-    let lock = format!(
-        "SELECT chunk FROM tramline_chunk WHERE chunk IN ({}) ORDER BY chunk FOR UPDATE SKIP LOCKED",
-        list(chosen.iter().map(|seen| seen.chunk))
-    );
+    let lock = lock_chunks_sql(chosen.iter().map(|seen| seen.chunk), "FOR UPDATE SKIP LOCKED");
     let locked = numbers(&session.rows(lock).await?)?;
     let (_, removed) = remove_chunks(session, locked).await?;
     Ok(Shedded { removed, next, ..Shedded::default() })

@@ -130,7 +130,7 @@ pub(super) async fn pause(tried: u32) {
     tokio::time::sleep(Duration::from_millis(u64::from(tried.min(8)) + random)).await;
 }
 
-fn number(error: &Error) -> Option<u16> {
+pub(super) fn number(error: &Error) -> Option<u16> {
     mysql_number(std::error::Error::source(error)?.downcast_ref::<sqlx::Error>()?)
 }
 

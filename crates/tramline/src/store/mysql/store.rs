@@ -443,6 +443,7 @@ impl Store for MysqlStore {
             }
             swept.wake.push(id);
         }
+        swept.wake.extend(self.take_in().await?);
         swept.wake.sort_unstable();
         swept.wake.dedup();
         Ok(swept)

@@ -5,9 +5,9 @@ use super::drops;
 use super::erase::erase;
 use super::look::workers;
 use super::remote;
-use super::rows::{CHUNK, chunk, insert};
+use super::rows::{CHUNK, chunk, delete_chunks, insert, lock_chunks_sql};
 use super::session::Session;
-use super::sql::{Columns, list, overwrite, text};
+use super::sql::{Columns, LIST, list, overwrite, paired, text};
 use crate::error::Result;
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
@@ -72,17 +72,18 @@ async fn bury(
     let sets = session.sets(vec![slices, lanes]).await?;
     let mut woken = BTreeSet::new();
     let updates = [
-        (format!("UPDATE tramline_slice SET due_at = {now}, pos = {now}"), ("chunk", "id")),
-        (format!("UPDATE tramline_lane SET until = {now}"), ("subscription", "lane")),
+        ("tramline_slice t ON t.chunk = n.a AND t.id = n.b", format!("t.due_at = {now}, t.pos = {now}")),
+        ("tramline_lane t ON t.subscription = n.a AND t.lane = n.b", format!("t.until = {now}")),
     ];
-    for (rows, (update, columns)) in sets.iter().zip(updates) {
+    for (rows, (table, change)) in sets.iter().zip(updates) {
         let mut which = Vec::new();
         for row in rows {
             which.push((row.int(0)?, row.int(1)?));
             woken.insert(SubscriptionId(row.int(2)?));
         }
-        for some in which.chunks(super::sql::LIST) {
-            session.write(format!("{update} WHERE {}", super::sql::pairs(columns, some.iter().copied())));
+        for some in which.chunks(LIST) {
+            let which = paired(some.iter().copied());
+            session.write(format!("UPDATE {which} STRAIGHT_JOIN {table} SET {change}"));
         }
     }
     session.write(format!("DELETE FROM tramline_worker WHERE incarnation = {owner}"));
@@ -150,11 +151,7 @@ async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
         if found.is_empty() {
             continue;
         }
-        let lock = format!(
-            "SELECT chunk FROM tramline_chunk WHERE chunk IN ({}) ORDER BY chunk FOR UPDATE SKIP LOCKED",
-            list(found)
-        );
-        let locked = numbers(&session.rows(lock).await?)?;
+        let locked = numbers(&session.rows(lock_chunks_sql(found, "FOR UPDATE SKIP LOCKED")).await?)?;
         removed += remove_chunks(session, locked).await?.0;
     }
     Ok(removed)
@@ -178,7 +175,7 @@ pub(super) async fn remove_chunks(session: &mut Session<'_>, locked: Vec<i64>) -
     if rows.is_empty() {
         return Ok((0, 0));
     }
-    session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(numbers(&rows)?)));
+    delete_chunks(session, numbers(&rows)?);
     // In the order of their numbers: two nodes that remove at once wait for each other and never in a circle.
     for (topic, events) in &by_topic {
         session.write(format!(

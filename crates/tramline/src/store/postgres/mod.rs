@@ -39,7 +39,7 @@ mod sweep;
 mod tally;
 mod token;
 
-pub use examine::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
+pub use examine::{PostgresFigures, ReplicationSlot, TableFigures};
 pub use options::PostgresOptions;
 
 use crate::error::Result;
