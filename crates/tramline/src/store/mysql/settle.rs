@@ -1,6 +1,6 @@
 //! Settle, extend and release: everything that a lease allows. One round trip locks, another one writes and commits.
 
-use super::lanes::{leased, load_keys, load_marks, lock};
+use super::lanes::{leased, load_keys, load_marks, lock, lock_sql, views};
 use super::rows::{SLICE, apply, slices, write_lanes};
 use super::session::Session;
 use super::sql::{LIST, numbered, paired};
@@ -110,7 +110,11 @@ async fn settle_lanes(
 ) -> Result<()> {
     let id = settle.subscription;
     let lanes: BTreeSet<LaneId> = results.iter().map(|at| settle.results[*at].lease.lane).collect();
-    let mut views = lock(session, id, &lanes).await?;
+    // What the leases name is read behind the locks, in the same round trip: mostly it is all that matters.
+    let mut sql = vec![lock_sql(id, lanes.into_iter(), "FOR UPDATE")];
+    sql.extend(named_sql(id, results.iter().map(|at| &settle.results[*at].lease), ""));
+    let sets = session.sets(sql).await?;
+    let (mut views, named) = (views(&sets[0])?, by_number(sets[1..].iter())?);
     let mut by_lane: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
     for &at in results {
         let lease = &settle.results[at].lease;
@@ -121,7 +125,7 @@ async fn settle_lanes(
         }
     }
     views.retain(|lane, _| by_lane.contains_key(lane));
-    let all = load_lanes(session, settle, &mut views, &by_lane).await?;
+    let all = load_lanes(session, settle, &mut views, &by_lane, named).await?;
     let mut changes = Changes::default();
     let mut all = by_lane_of(all);
     for (lane, results) in &by_lane {
@@ -148,22 +152,18 @@ async fn load_lanes(
     settle: &Settle,
     views: &mut BTreeMap<LaneId, LaneView>,
     by_lane: &BTreeMap<LaneId, Vec<usize>>,
+    named: Named,
 ) -> Result<Vec<Slice>> {
     let is_plain = |lane: &LaneId, results: &[usize]| {
         views.get(lane).is_some_and(|view| view.lane.marks == 0)
             && results.iter().all(|at| settle.results[*at].is_all_done())
     };
-    let (plain, others): (Vec<_>, Vec<_>) =
-        by_lane.iter().partition(|(lane, results)| is_plain(lane, results));
-    let named = plain.iter().flat_map(|(_, results)| results.iter().map(|at| &settle.results[*at].lease));
-    let sql = named_sql(settle.subscription, named, "");
-    let mut all: Vec<Slice> = match sql.is_empty() {
-        true => Vec::new(),
-        false => by_number(session.sets(sql).await?.iter())?.into_values().filter(Slice::is_taken).collect(),
-    };
+    let others: Vec<LaneId> =
+        by_lane.iter().filter(|(lane, results)| !is_plain(lane, results)).map(|(lane, _)| *lane).collect();
+    let mut all: Vec<Slice> = named.into_values().filter(Slice::is_taken).collect();
+    all.retain(|slice| by_lane.contains_key(&slice.lane) && !others.contains(&slice.lane));
     if !others.is_empty() {
-        let lanes: Vec<LaneId> = others.iter().map(|(lane, _)| **lane).collect();
-        let taken = leased(session, settle.subscription, &lanes).await?;
+        let taken = leased(session, settle.subscription, &others).await?;
         load_keys(session, views, &taken).await?;
         load_marks(session, views, &taken).await?;
         all.extend(taken);
@@ -207,10 +207,9 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
     }
     if !ordered.is_empty() {
         let lanes: BTreeSet<i64> = ordered.iter().map(|at| extend.leases[*at].lane.0).collect();
-        let sql =
-            |lock: &str| super::lanes::lock_sql(extend.subscription, lanes.iter().copied().map(LaneId), lock);
+        let sql = |lock: &str| lock_sql(extend.subscription, lanes.iter().copied().map(LaneId), lock);
         let sets = session.sets(vec![sql(""), sql("FOR UPDATE SKIP LOCKED")]).await?;
-        let (seen, free) = (super::lanes::views(&sets[0])?, super::lanes::views(&sets[1])?);
+        let (seen, free) = (views(&sets[0])?, views(&sets[1])?);
         let mut extended = BTreeSet::new();
         for at in &ordered {
             let lease = &extend.leases[*at];

@@ -126,6 +126,7 @@ impl Tries {
 
 /// Two that met once must not meet again at once: each waits for some time that the other does not know.
 pub(super) async fn pause(tried: u32) {
+    tracing::trace!(target: "tramline::retry", tried, "another step was in the way; it is tried again");
     let random = u64::from(getrandom::u32().unwrap_or_default()) % 8;
     tokio::time::sleep(Duration::from_millis(u64::from(tried.min(8)) + random)).await;
 }

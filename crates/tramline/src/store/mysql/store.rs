@@ -5,7 +5,7 @@ use super::step::{Tries, step};
 use super::{
     MysqlStore, catalog, claim, drops, look, mend, push, remote, schedule, settle, shed, sweep, tally, token,
 };
-use crate::error::{Kind, Result};
+use crate::error::Result;
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
@@ -425,28 +425,7 @@ impl Store for MysqlStore {
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        let begin = Begin::reading(sweep.now);
-        let (mut swept, ended) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
-            sweep::sweep(session, &sweep)
-        })?;
-        for id in ended {
-            let begin = Begin::writing(sweep.now, id);
-            let interrupted =
-                step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| claim::interrupt(
-                    session, id
-                ));
-            match interrupted {
-                Ok(more) => swept.more |= more,
-                // Deleted meanwhile.
-                Err(error) if error.kind() == Kind::NotFound => continue,
-                Err(error) => return Err(error),
-            }
-            swept.wake.push(id);
-        }
-        swept.wake.extend(self.take_in().await?);
-        swept.wake.sort_unstable();
-        swept.wake.dedup();
-        Ok(swept)
+        self.sweep_all(&sweep).await
     }
 
     async fn size(&self) -> Result<StoreSize> {
@@ -455,20 +434,7 @@ impl Store for MysqlStore {
     }
 
     async fn shed(&self, shed: Shed) -> Result<Shedded> {
-        let begin = Begin::reading(shed.now);
-        if shed.surplus == Surplus::Retained {
-            return step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| shed::retained(
-                session, &shed
-            ));
-        }
-        let (doomed, next) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
-            shed::oldest_work(session, &shed)
-        })?;
-        let Some(doomed) = doomed else { return Ok(Shedded { next, ..Shedded::default() }) };
-        let begin = Begin::writing(shed.now, doomed.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| shed::drop_work(
-            session, &doomed, &shed
-        ))
+        self.make_room(&shed).await
     }
 
     async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {

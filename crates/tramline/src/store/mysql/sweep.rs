@@ -1,14 +1,16 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
+use super::MysqlStore;
 use super::claim;
 use super::drops;
 use super::erase::erase;
 use super::look::workers;
 use super::remote;
 use super::rows::{CHUNK, chunk, delete_chunks, insert, lock_chunks_sql};
-use super::session::Session;
+use super::session::{Begin, Session};
 use super::sql::{Columns, LIST, list, overwrite, paired, text};
-use crate::error::Result;
+use super::step::{Tries, step};
+use crate::error::{Kind, Result};
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
 use crate::model::time::millis;
@@ -22,6 +24,34 @@ const BACKFILL_STEP: usize = 64;
 const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk)";
 /// How many audit entries are kept.
 const AUDIT_KEPT: i64 = 10_000;
+
+impl MysqlStore {
+    /// All of it: first what writes no slices, then claims that ended, subscription by subscription, then the inbox.
+    pub(super) async fn sweep_all(&self, sweep: &Sweep) -> Result<Swept> {
+        let begin = Begin::reading(sweep.now);
+        let (mut swept, ended) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+            self::sweep(session, sweep)
+        })?;
+        for id in ended {
+            let begin = Begin::writing(sweep.now, id);
+            let interrupted =
+                step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| claim::interrupt(
+                    session, id
+                ));
+            match interrupted {
+                Ok(more) => swept.more |= more,
+                // Deleted meanwhile.
+                Err(error) if error.kind() == Kind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+            swept.wake.push(id);
+        }
+        swept.wake.extend(self.take_in().await?);
+        swept.wake.sort_unstable();
+        swept.wake.dedup();
+        Ok(swept)
+    }
+}
 
 pub(super) async fn beat(session: &mut Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
     // A restarted process goes on at once with what its former self held.
