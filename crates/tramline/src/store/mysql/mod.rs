@@ -185,8 +185,9 @@ impl MysqlStore {
     pub async fn settle_in(&self, tx: &mut MySqlConnection, settle: Settle) -> Result<Settled> {
         check_isolation(tx).await?;
         let begin = Begin { foreign: true, ..Begin::writing(settle.now, settle.subscription) };
-        let mut session = self.session(tx, &begin).await?;
-        let settled = settle::settle(&mut session, &settle).await?;
+        let asked = settle::Asked::by(&settle);
+        let mut session = self.asking(tx, &begin, asked.statements()).await?;
+        let settled = settle::settle(&mut session, &settle, &asked).await?;
         session.commit(Vec::new()).await?;
         Ok(settled)
     }
@@ -251,6 +252,17 @@ impl MysqlStore {
 
     async fn session<'c>(&'c self, conn: &'c mut MySqlConnection, begin: &Begin) -> Result<Session<'c>> {
         Session::new(conn, &self.common, begin).await
+    }
+
+    /// A session that has read already, in the round trip with which it began.
+    async fn asking<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        begin: &Begin,
+        reads: Vec<String>,
+    ) -> Result<Session<'c>> {
+        let (session, found) = Session::reading(conn, &self.common, begin, reads).await?;
+        Ok(Session { found, ..session })
     }
 
     /// A session for a change of topics or subscriptions: emits to the topics it touches are kept away until it ends.

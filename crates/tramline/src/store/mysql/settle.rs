@@ -2,7 +2,7 @@
 
 use super::lanes::{leased, load_keys, load_marks, lock, lock_sql, views};
 use super::rows::{SLICE, apply, slices, write_lanes};
-use super::session::Session;
+use super::session::{Rows, Session};
 use super::sql::{LIST, numbered, paired};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
@@ -20,35 +20,67 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The rows that leases name, by their numbers.
 type Named = BTreeMap<(ChunkId, SliceId), Slice>;
 
-pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result<Settled> {
+/// What a settlement asks in its first round trip: the rows that it is about, locked. Nothing of it depends on the catalogue.
+pub(super) struct Asked {
+    slices: Vec<String>,
+    lanes: Vec<String>,
+}
+
+impl Asked {
+    pub(super) fn by(settle: &Settle) -> Asked {
+        let id = settle.subscription;
+        let (ordered, plain): (Vec<&Lease>, Vec<&Lease>) =
+            settle.results.iter().map(|result| &result.lease).partition(|lease| lease.is_ordered());
+        let slices = named_sql(id, plain.into_iter(), " FOR UPDATE");
+        let mut lanes = Vec::new();
+        if !ordered.is_empty() {
+            // What the leases name is read behind the locks: mostly it is all that matters.
+            lanes.push(lock_sql(id, ordered.iter().map(|lease| lease.lane), "FOR UPDATE"));
+            lanes.extend(named_sql(id, ordered.into_iter(), ""));
+        }
+        Asked { slices, lanes }
+    }
+
+    pub(super) fn statements(&self) -> Vec<String> {
+        self.slices.iter().chain(&self.lanes).cloned().collect()
+    }
+}
+
+/// `session` may have asked already.
+pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle, asked: &Asked) -> Result<Settled> {
+    let mut found = match session.found.take() {
+        Some(found) => found,
+        None => session.sets(asked.statements()).await?,
+    };
+    let lanes = found.split_off(asked.slices.len());
     let catalog = session.catalog.clone();
     let policy = &catalog.require_subscription(settle.subscription)?.policy;
     let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
     let (ordered, unordered): (Vec<usize>, Vec<usize>) =
         (0..settle.results.len()).partition(|at| settle.results[*at].lease.is_ordered());
     if !unordered.is_empty() {
-        settle_slices(session, settle, &unordered, policy, &mut answer).await?;
+        settle_slices(session, settle, &unordered, policy, by_number(found.iter())?, &mut answer);
     }
     if !ordered.is_empty() {
-        settle_lanes(session, settle, &ordered, policy, &mut answer).await?;
+        settle_lanes(session, settle, &ordered, policy, &lanes, &mut answer).await?;
     }
     answer.news = session.finish().await?;
     Ok(answer)
 }
 
-async fn settle_slices(
+fn settle_slices(
     session: &mut Session<'_>,
     settle: &Settle,
     results: &[usize],
     policy: &Policy,
+    rows: Named,
     answer: &mut Settled,
-) -> Result<()> {
+) {
     // Several results may be about one lease: they are decided together, because each changes the row.
     let mut by_lease: BTreeMap<Lease, Vec<usize>> = BTreeMap::new();
     for at in results {
         by_lease.entry(settle.results[*at].lease).or_default().push(*at);
     }
-    let rows = lock_slices(session, settle.subscription, by_lease.keys()).await?;
     let mut changes = Changes::default();
     for (lease, results) in by_lease {
         let outcomes: Vec<(u32, Outcome)> =
@@ -65,7 +97,6 @@ async fn settle_slices(
     }
     answer.wake |= changes.wake;
     apply(session, settle.subscription, &changes);
-    Ok(())
 }
 
 /// The rows that leases name, whether or not the leases still hold, by the primary key.
@@ -93,7 +124,7 @@ async fn lock_slices<'a>(
     by_number(sets.iter())
 }
 
-fn by_number<'a>(sets: impl Iterator<Item = &'a super::Rows>) -> Result<Named> {
+fn by_number<'a>(sets: impl Iterator<Item = &'a Rows>) -> Result<Named> {
     let mut named = Named::new();
     for rows in sets {
         named.extend(slices(rows)?.into_iter().map(|slice| ((slice.chunk, slice.id), slice)));
@@ -106,15 +137,11 @@ async fn settle_lanes(
     settle: &Settle,
     results: &[usize],
     policy: &Policy,
+    found: &[Rows],
     answer: &mut Settled,
 ) -> Result<()> {
     let id = settle.subscription;
-    let lanes: BTreeSet<LaneId> = results.iter().map(|at| settle.results[*at].lease.lane).collect();
-    // What the leases name is read behind the locks, in the same round trip: mostly it is all that matters.
-    let mut sql = vec![lock_sql(id, lanes.into_iter(), "FOR UPDATE")];
-    sql.extend(named_sql(id, results.iter().map(|at| &settle.results[*at].lease), ""));
-    let sets = session.sets(sql).await?;
-    let (mut views, named) = (views(&sets[0])?, by_number(sets[1..].iter())?);
+    let (mut views, named) = (views(&found[0])?, by_number(found[1..].iter())?);
     let mut by_lane: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
     for &at in results {
         let lease = &settle.results[at].lease;

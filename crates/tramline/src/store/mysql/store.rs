@@ -126,9 +126,10 @@ impl Store for MysqlStore {
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
         let begin = Begin::writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::settle(
-            session, &settle
-        ))
+        let asked = settle::Asked::by(&settle);
+        step!(self, Tries::few(), |conn| self.asking(conn, &begin, asked.statements()), |session| {
+            settle::settle(session, &settle, &asked)
+        })
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
