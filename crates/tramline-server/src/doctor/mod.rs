@@ -1,7 +1,7 @@
 //! `tramline doctor`: looks at a store for problems, and says of each what to do. It changes nothing.
 //!
 //! - `finding`: what was found, and how bad it is
-//! - `schema`, `sqlite`, `postgres`, `mysql`, `queue`: checks, each a function from figures to findings
+//! - `schema`, `sqlite`, `postgres`, `mysql` (with `server`), `queue`: checks, each a function from figures to findings
 //! - `survey`: the figures of topics and subscriptions, read from the store
 
 mod finding;
@@ -9,6 +9,7 @@ mod mysql;
 mod postgres;
 mod queue;
 mod schema;
+mod server;
 mod sqlite;
 mod survey;
 

@@ -1,12 +1,10 @@
 //! A MySQL or MariaDB server: durable, able to clean up behind a queue, and with room for its nodes.
 
-use super::finding::{Finding, Severity, span};
+use super::finding::{Finding, Severity};
+use super::server::{self, Open};
 use crate::figures::bytes;
-use std::time::Duration;
-use tramline::store::examine::{Holder, Holds, LockWait, MysqlFigures};
+use tramline::store::examine::MysqlFigures;
 
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(3600);
 /// A busy server has thousands of transactions to clean up behind at any time; claims feel it from here on.
 const LONG_HISTORY: i64 = 100_000;
 const LITTLE_ROOM: u64 = 1_000_000_000;
@@ -19,8 +17,8 @@ pub(super) fn check(figures: &MysqlFigures) -> Vec<Finding> {
     findings.extend(settings(figures));
     findings.extend(connections(figures));
     findings.extend(history(figures.history));
-    findings.extend(figures.holders.iter().filter_map(holder));
-    findings.extend(figures.waits.iter().filter_map(wait));
+    findings.extend(figures.holders.iter().filter_map(|holder| server::holder(holder, &OPEN)));
+    findings.extend(figures.waits.iter().filter_map(|wait| server::wait(wait, "connection", WAIT)));
     findings.extend(figures.foreign_tables.iter().map(|(table, engine)| foreign(table, engine)));
     findings.extend(figures.disks.iter().filter_map(|(path, free)| disk(path, *free)));
     findings
@@ -89,14 +87,8 @@ fn limit(figures: &MysqlFigures, name: &str) -> Option<Finding> {
 
 fn connections(figures: &MysqlFigures) -> Option<Finding> {
     let room: i64 = setting(figures, "max_connections").parse().ok()?;
-    let node = i64::from(figures.pool);
     let remedy = "raise max_connections of the server, or lower max_connections in the URL";
-    if node > room {
-        let what = format!("a node may use {node} connections, but the server has {room}");
-        return Some(Finding::serious("connections", what, remedy));
-    }
-    let what = format!("{} of {room} connections are in use; another node may need {node}", figures.sessions);
-    (figures.sessions + node > room).then(|| Finding::warning("connections", what, remedy))
+    server::connections(figures.sessions, i64::from(figures.pool), room, remedy)
 }
 
 fn setting<'a>(figures: &'a MysqlFigures, name: &str) -> &'a str {
@@ -112,41 +104,13 @@ fn history(length: Option<i64>) -> Option<Finding> {
     (length > LONG_HISTORY).then(|| Finding::new(severity, "history", what, remedy))
 }
 
-/// As long as it is open, no version of a row that somebody replaced since can be removed.
-fn holder(holder: &Holder) -> Option<Finding> {
-    let age = holder.age?;
-    let (patience, how, remedy) = match holder.holds {
-        Holds::Idle => {
-            (MINUTE, "is idle in a transaction", "find out why it does not go on; KILL CONNECTION ends it")
-        }
-        Holds::Running => (
-            5 * MINUTE,
-            "has had a transaction open",
-            "let long reports run on a replica, or in parts; KILL CONNECTION ends it",
-        ),
-        Holds::Prepared => (
-            5 * MINUTE,
-            "has a transaction that was prepared",
-            "have its coordinator finish it, or XA RECOVER and XA COMMIT or XA ROLLBACK",
-        ),
-    };
-    let severity = if age > HOUR { Severity::Serious } else { Severity::Warning };
-    let what = format!("{} {how} for {}: old rows stay", holder.who, span(age));
-    (age > patience).then(|| Finding::new(severity, "horizon", what, remedy))
-}
-
-fn wait(wait: &LockWait) -> Option<Finding> {
-    let blockers: Vec<String> = wait.blocked_by.iter().map(ToString::to_string).collect();
-    let what = format!(
-        "connection {} has waited for a lock for {}, behind {}",
-        wait.process,
-        span(wait.age),
-        blockers.join(", ")
-    );
-    let remedy = "look what that does in SHOW PROCESSLIST; KILL CONNECTION ends it";
-    let severity = if wait.age > MINUTE { Severity::Serious } else { Severity::Warning };
-    (wait.age > Duration::from_secs(5)).then(|| Finding::new(severity, "locks", what, remedy))
-}
+const OPEN: Open = Open {
+    so: "old rows stay",
+    idle: "find out why it does not go on; KILL CONNECTION ends it",
+    running: "let long reports run on a replica, or in parts; KILL CONNECTION ends it",
+    prepared: "have its coordinator finish it, or XA RECOVER and XA COMMIT or XA ROLLBACK",
+};
+const WAIT: &str = "look what that does in SHOW PROCESSLIST; KILL CONNECTION ends it";
 
 fn foreign(table: &str, engine: &str) -> Finding {
     let what = format!("{table} is kept by {engine}, which has no transactions");
@@ -166,6 +130,8 @@ fn disk(path: &str, free: u64) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+    use tramline::store::examine::{Holder, Holds, LockWait};
 
     fn healthy() -> MysqlFigures {
         let settings = [

@@ -13,3 +13,5 @@ mod round_trips;
 mod tails;
 #[path = "../server_only/transactions.rs"]
 mod transactions;
+#[path = "../server_only/words.rs"]
+mod words;

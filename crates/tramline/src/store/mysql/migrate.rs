@@ -46,7 +46,7 @@ pub(super) async fn run(conn: &mut MySqlConnection) -> Result<()> {
     if exists(conn).await? && current(conn).await? == newest {
         return Ok(());
     }
-    let lock = format!("SELECT GET_LOCK(CONCAT('tramline ', LEFT(MD5(DATABASE()), 16)), {PATIENCE})");
+    let lock = format!("SELECT GET_LOCK(CONCAT('tramline ', LEFT(SHA2(DATABASE(), 256), 16)), {PATIENCE})");
     if number(conn, lock).await? != 1 {
         return Err(Error::unavailable(
             "another process is migrating the database",
@@ -54,7 +54,8 @@ pub(super) async fn run(conn: &mut MySqlConnection) -> Result<()> {
         ));
     }
     let migrated = apply(conn, newest).await;
-    number(conn, "SELECT RELEASE_LOCK(CONCAT('tramline ', LEFT(MD5(DATABASE()), 16)))".to_owned()).await?;
+    number(conn, "SELECT RELEASE_LOCK(CONCAT('tramline ', LEFT(SHA2(DATABASE(), 256), 16)))".to_owned())
+        .await?;
     migrated
 }
 

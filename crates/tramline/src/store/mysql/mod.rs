@@ -261,8 +261,9 @@ impl MysqlStore {
         begin: &Begin,
         reads: Vec<String>,
     ) -> Result<Session<'c>> {
-        let (session, found) = Session::reading(conn, &self.common, begin, reads).await?;
-        Ok(Session { found, ..session })
+        let (mut session, found) = Session::reading(conn, &self.common, begin, reads).await?;
+        session.found = found;
+        Ok(session)
     }
 
     /// A session for a change of topics or subscriptions: emits to the topics it touches are kept away until it ends.

@@ -3,7 +3,7 @@
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    MysqlStore, catalog, claim, drops, look, mend, push, remote, schedule, settle, shed, sweep, tally, token,
+    MysqlStore, catalog, drops, look, mend, push, remote, schedule, settle, shed, sweep, tally, token,
 };
 use crate::error::Result;
 use crate::model::dropped::DropRecord;
