@@ -3,7 +3,7 @@
 use super::erase;
 use super::rules;
 use super::session::{Session, VERSION};
-use super::sql::{Columns, insert, list, maybe_text, text};
+use super::sql::{Columns, insert, maybe_text, paired, text};
 use crate::error::{Error, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::lane::{self, DEFAULT_LANES};
@@ -87,9 +87,8 @@ pub(super) async fn lock_topics(session: &mut Session<'_>, topics: &BTreeSet<Top
         return Ok(());
     }
     let sql = format!(
-        "SELECT id FROM tramline_gate WHERE kind = 0 AND id IN ({}) AND side IN (0, 1) \
-         ORDER BY kind, id, side FOR UPDATE",
-        list(topics.iter().map(|topic| topic.0))
+        "SELECT g.id FROM {} STRAIGHT_JOIN tramline_gate g ON g.kind = 0 AND g.id = n.a AND g.side = n.b FOR UPDATE",
+        paired(topics.iter().flat_map(|topic| [(topic.0, 0), (topic.0, 1)]))
     );
     session.rows(sql).await.map(|_| ())
 }

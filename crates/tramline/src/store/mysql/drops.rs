@@ -1,7 +1,7 @@
 //! Records of what subscriptions will never see.
 
 use super::session::Session;
-use super::sql::{Columns, insert, list, text};
+use super::sql::{Columns, insert, numbered, text};
 use crate::error::Result;
 use crate::model::dropped::{DropReason, DropRecord};
 use crate::model::id::{EventId, SubscriptionId};
@@ -118,8 +118,9 @@ pub(super) async fn expire(session: &mut Session<'_>, limit: u32) -> Result<()> 
     }
     // Found first, so that only what goes is locked.
     let lock = format!(
-        "SELECT id, subscription, reason, events FROM tramline_drop WHERE id IN ({}) ORDER BY id FOR UPDATE SKIP LOCKED",
-        list(found)
+        "SELECT d.id, d.subscription, d.reason, d.events FROM {} STRAIGHT_JOIN tramline_drop d ON d.id = n.a \
+         FOR UPDATE SKIP LOCKED",
+        numbered(found)
     );
     let mut gone = Vec::new();
     let mut sums: BTreeMap<(i64, String), i64> = BTreeMap::new();
@@ -127,7 +128,7 @@ pub(super) async fn expire(session: &mut Session<'_>, limit: u32) -> Result<()> 
         gone.push(row.int(0)?);
         *sums.entry((row.int(1)?, row.text(2)?)).or_default() += row.int(3)?;
     }
-    session.write(format!("DELETE FROM tramline_drop WHERE id IN ({})", list(gone)));
+    session.write(format!("DELETE d FROM {} STRAIGHT_JOIN tramline_drop d ON d.id = n.a", numbered(gone)));
     let rows = sums.iter().map(|((id, reason), events)| format!("({id},{},{events})", text(reason)));
     let head = "INSERT INTO tramline_drop_total (subscription, reason, events) VALUES ";
     let tail = " ON DUPLICATE KEY UPDATE events = events + VALUES(events)";

@@ -259,7 +259,8 @@ fn heads_sql(keys: &[(TopicId, Vec<&str>)], lock: &str) -> Vec<String> {
 /// Locks the keys of a plan in sorted order, and then draws numbers for its chunks.
 ///
 /// Keys are inserted with ON DUPLICATE KEY, which locks those that exist for good; INSERT IGNORE would only share them, and two that
-/// want more after that wait for each other for ever.
+/// want more after that wait for each other for ever. What is locked so is read without locks, or the server might wait for other
+/// keys of the topic on its way to these.
 pub(super) fn draw_sql(plan: &EmitPlan, common: &super::Common) -> Vec<String> {
     let head = "INSERT INTO tramline_head (topic, `key`, last_id) VALUES ";
     let rows = plan.heads.iter().map(|head| format!("({},{},0)", head.topic.0, text(&head.key)));
@@ -272,7 +273,7 @@ pub(super) fn draw_sql(plan: &EmitPlan, common: &super::Common) -> Vec<String> {
             None => keys.push((head.topic, vec![&head.key])),
         }
     }
-    sql.extend(heads_sql(&keys, " FOR UPDATE"));
+    sql.extend(heads_sql(&keys, ""));
     let numbers = vec!["(NULL)"; plan.chunks.len()].join(",");
     sql.extend([
         "SAVEPOINT tramline_draw".to_owned(),

@@ -197,7 +197,7 @@ fn take_keys_sql(session: &Session<'_>, entries: &[Option<Entry>]) -> Vec<String
         sql.extend(keys.chunks(LIST).map(|keys| {
             format!(
                 "SELECT topic, `key`, hash, receipt, expires_at FROM tramline_idempotency \
-                 WHERE topic = {} AND `key` IN ({}) FOR UPDATE",
+                 WHERE topic = {} AND `key` IN ({})",
                 topic.0,
                 texts(keys.iter().copied())
             )

@@ -2,7 +2,7 @@
 
 use super::lanes::{load_keys, load_marks, lock};
 use super::look::slices_of;
-use super::rows::{SLICE, apply, chunks, metas, slices, write_lanes};
+use super::rows::{apply, chunks, lock_chunks_sql, metas, slices, slices_sql, write_lanes};
 use super::session::Session;
 use super::sql::{Columns, list, text};
 use crate::error::Result;
@@ -46,14 +46,9 @@ impl Bench {
         let lanes: BTreeSet<LaneId> =
             seen.iter().filter(|s| s.subscription == id && s.is_ordered()).map(|slice| slice.lane).collect();
         let mut views = if lanes.is_empty() { BTreeMap::new() } else { lock(session, id, &lanes).await? };
-        let sql = format!(
-            "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE s.chunk IN ({}) AND s.subscription = {} \
-             AND s.state IN ({}) ORDER BY s.chunk, s.id FOR UPDATE",
-            list(chunks.iter().copied()),
-            id.0,
-            list(states.iter().map(|state| *state as i64))
-        );
-        let slices = slices(&session.rows(sql).await?)?;
+        let states = list(states.iter().map(|state| *state as i64));
+        let which = format!("s.subscription = {} AND s.state IN ({states})", id.0);
+        let slices = slices(&session.rows(slices_sql(&which, chunks.iter().copied(), "FOR UPDATE")).await?)?;
         load_keys(session, &mut views, &slices).await?;
         load_marks(session, &mut views, &slices).await?;
         Ok(Bench { id, views, slices, changes: Changes::default() })
@@ -186,11 +181,7 @@ pub(super) async fn resend(session: &mut Session<'_>, resend: &Resend) -> Result
     let ordering = subscription.policy.ordering;
     let wanted = by_chunk(&resend.ids);
     let numbers: Vec<i64> = wanted.keys().map(|chunk| chunk.0).collect();
-    let sql = format!(
-        "SELECT chunk FROM tramline_chunk WHERE chunk IN ({}) ORDER BY chunk FOR UPDATE",
-        list(numbers.iter().copied())
-    );
-    session.rows(sql).await?;
+    session.rows(lock_chunks_sql(numbers.iter().copied(), "FOR UPDATE")).await?;
     let rows = chunks(session, wanted.keys().copied()).await?;
     let mut bench = Bench::lay(session, resend.subscription, &numbers, &BURIED).await?;
     let known = slices_of(session, &numbers).await?;

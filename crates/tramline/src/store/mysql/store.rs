@@ -3,10 +3,9 @@
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    MysqlStore, catalog, claim, drops, look, mend, push, remote, rules, schedule, settle, shed, sweep, tally,
-    token,
+    MysqlStore, catalog, drops, look, mend, push, remote, rules, schedule, settle, shed, sweep, tally, token,
 };
-use crate::error::{Kind, Result};
+use crate::error::Result;
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
@@ -144,9 +143,10 @@ impl Store for MysqlStore {
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
         let begin = Begin::writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::settle(
-            session, &settle
-        ))
+        let asked = settle::Asked::by(&settle);
+        step!(self, Tries::few(), |conn| self.asking(conn, &begin, asked.statements()), |session| {
+            settle::settle(session, &settle, &asked)
+        })
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
@@ -449,38 +449,7 @@ impl Store for MysqlStore {
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        let begin = Begin::reading(sweep.now);
-        let (mut swept, rest) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
-            sweep::sweep(session, &sweep)
-        })?;
-        for id in rest.ended {
-            let begin = Begin::writing(sweep.now, id);
-            let interrupted =
-                step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| claim::interrupt(
-                    session, id
-                ));
-            match interrupted {
-                Ok(more) => swept.more |= more,
-                // Deleted meanwhile.
-                Err(error) if error.kind() == Kind::NotFound => continue,
-                Err(error) => return Err(error),
-            }
-            swept.wake.push(id);
-        }
-        for id in rest.old_dead {
-            let begin = Begin::writing(sweep.now, id);
-            let expired = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
-                mend::expire_dead(session, id, sweep.limit)
-            });
-            match expired {
-                Ok(more) => swept.more |= more,
-                Err(error) if error.kind() == Kind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        swept.wake.sort_unstable();
-        swept.wake.dedup();
-        Ok(swept)
+        self.sweep_all(&sweep).await
     }
 
     async fn size(&self) -> Result<StoreSize> {
@@ -489,20 +458,7 @@ impl Store for MysqlStore {
     }
 
     async fn shed(&self, shed: Shed) -> Result<Shedded> {
-        let begin = Begin::reading(shed.now);
-        if shed.surplus == Surplus::Retained {
-            return step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| shed::retained(
-                session, &shed
-            ));
-        }
-        let (doomed, next) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
-            shed::oldest_work(session, &shed)
-        })?;
-        let Some(doomed) = doomed else { return Ok(Shedded { next, ..Shedded::default() }) };
-        let begin = Begin::writing(shed.now, doomed.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| shed::drop_work(
-            session, &doomed, &shed
-        ))
+        self.make_room(&shed).await
     }
 
     async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {

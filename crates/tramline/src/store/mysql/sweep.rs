@@ -1,5 +1,6 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
+use super::MysqlStore;
 use super::claim;
 use super::drops;
 use super::erase::erase;
@@ -8,12 +9,13 @@ use super::limit;
 use super::look::workers;
 use super::mend;
 use super::remote;
-use super::rows::{CHUNK, chunk, insert};
+use super::rows::{CHUNK, chunk, delete_chunks, insert, lock_chunks_sql};
 use super::rules;
-use super::session::Session;
-use super::sql::{Columns, list, overwrite, text};
+use super::session::{Begin, Session};
+use super::sql::{Columns, LIST, list, overwrite, paired, text};
+use super::step::{Tries, step};
 use super::unique;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
 use crate::model::time::millis;
@@ -27,6 +29,45 @@ const BACKFILL_STEP: usize = 64;
 const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk)";
 /// How many audit entries are kept.
 const AUDIT_KEPT: i64 = 10_000;
+
+impl MysqlStore {
+    /// All of it: first what writes no slices, then claims that ended, subscription by subscription, then the inbox.
+    pub(super) async fn sweep_all(&self, sweep: &Sweep) -> Result<Swept> {
+        let begin = Begin::reading(sweep.now);
+        let (mut swept, rest) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+            self::sweep(session, sweep)
+        })?;
+        for id in rest.ended {
+            let begin = Begin::writing(sweep.now, id);
+            let interrupted =
+                step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| claim::interrupt(
+                    session, id
+                ));
+            match interrupted {
+                Ok(more) => swept.more |= more,
+                // Deleted meanwhile.
+                Err(error) if error.kind() == Kind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+            swept.wake.push(id);
+        }
+        for id in rest.old_dead {
+            let begin = Begin::writing(sweep.now, id);
+            let expired = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+                mend::expire_dead(session, id, sweep.limit)
+            });
+            match expired {
+                Ok(more) => swept.more |= more,
+                Err(error) if error.kind() == Kind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        swept.wake.extend(self.take_in().await?);
+        swept.wake.sort_unstable();
+        swept.wake.dedup();
+        Ok(swept)
+    }
+}
 
 pub(super) async fn beat(session: &mut Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
     // A restarted process goes on at once with what its former self held.
@@ -77,17 +118,18 @@ async fn bury(
     let sets = session.sets(vec![slices, lanes]).await?;
     let mut woken = BTreeSet::new();
     let updates = [
-        (format!("UPDATE tramline_slice SET due_at = {now}, pos = {now}"), ("chunk", "id")),
-        (format!("UPDATE tramline_lane SET until = {now}"), ("subscription", "lane")),
+        ("tramline_slice t ON t.chunk = n.a AND t.id = n.b", format!("t.due_at = {now}, t.pos = {now}")),
+        ("tramline_lane t ON t.subscription = n.a AND t.lane = n.b", format!("t.until = {now}")),
     ];
-    for (rows, (update, columns)) in sets.iter().zip(updates) {
+    for (rows, (table, change)) in sets.iter().zip(updates) {
         let mut which = Vec::new();
         for row in rows {
             which.push((row.int(0)?, row.int(1)?));
             woken.insert(SubscriptionId(row.int(2)?));
         }
-        for some in which.chunks(super::sql::LIST) {
-            session.write(format!("{update} WHERE {}", super::sql::pairs(columns, some.iter().copied())));
+        for some in which.chunks(LIST) {
+            let which = paired(some.iter().copied());
+            session.write(format!("UPDATE {which} STRAIGHT_JOIN {table} SET {change}"));
         }
     }
     session.write(format!("DELETE FROM tramline_worker WHERE incarnation = {owner}"));
@@ -168,11 +210,7 @@ async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
         if found.is_empty() {
             continue;
         }
-        let lock = format!(
-            "SELECT chunk FROM tramline_chunk WHERE chunk IN ({}) ORDER BY chunk FOR UPDATE SKIP LOCKED",
-            list(found)
-        );
-        let locked = numbers(&session.rows(lock).await?)?;
+        let locked = numbers(&session.rows(lock_chunks_sql(found, "FOR UPDATE SKIP LOCKED")).await?)?;
         removed += remove_chunks(session, locked).await?.0;
     }
     Ok(removed)
@@ -197,8 +235,8 @@ pub(super) async fn remove_chunks(session: &mut Session<'_>, locked: Vec<i64>) -
         return Ok((0, 0));
     }
     let gone = numbers(&rows)?;
-    session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(gone.iter().copied())));
     failures::forget(session, &gone);
+    delete_chunks(session, gone);
     // In the order of their numbers: two nodes that remove at once wait for each other and never in a circle.
     for (topic, events) in &by_topic {
         session.write(format!(

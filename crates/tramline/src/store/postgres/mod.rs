@@ -44,7 +44,7 @@ mod tally;
 mod token;
 mod unique;
 
-pub use examine::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
+pub use examine::{PostgresFigures, ReplicationSlot, TableFigures};
 pub use options::PostgresOptions;
 
 use crate::error::Result;
