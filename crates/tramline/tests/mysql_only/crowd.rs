@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tracing_subscriber::layer::{Context as Of, Layer, SubscriberExt};
-use tramline::{Context, Event, Retry, Shutdown, Tramline};
+use tramline::{Context, Event, NoHooks, Retry, Shutdown, Tramline};
 
 const WORKERS: usize = 64;
 /// Events of one emit.
 const UNIT: u64 = 500;
 
-/// What the library says of its troubles.
+/// What the library says of its troubles. Of handlers that fail it says nothing: the workers have no hooks.
 #[derive(Clone, Default)]
 struct Troubles {
     retried: Arc<AtomicU64>,
@@ -107,8 +107,12 @@ fn worker(
     shutdown: &Shutdown,
 ) -> tramline::Worker {
     let (done, shutdown) = (done.clone(), shutdown.clone());
-    let worker =
-        tram.worker("q").topics(["t"]).concurrency(64).retry(Retry::constant(5, Duration::from_millis(10)));
+    let worker = tram
+        .worker("q")
+        .hooks(Arc::new(NoHooks))
+        .topics(["t"])
+        .concurrency(64)
+        .retry(Retry::constant(5, Duration::from_millis(10)));
     let worker = if ordered { worker.ordered_by_key() } else { worker };
     worker.on_any(move |cx: Context| {
         let fails = cx.attempt() <= 1 && cx.event().payload.ends_with(b"7");
