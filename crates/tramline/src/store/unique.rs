@@ -46,22 +46,27 @@ pub(crate) fn names<'a>(events: impl Iterator<Item = &'a Event>, catalog: &Catal
 
 /// Units in runs in which no unique key comes twice: the second one has to see what became of the first one.
 pub(crate) fn waves(units: &[Vec<Event>]) -> Vec<Vec<usize>> {
-    let mut waves: Vec<(Vec<usize>, HashSet<(&str, &str)>)> = vec![(Vec::new(), HashSet::new())];
+    let mut waves = vec![Wave::default()];
     for (at, unit) in units.iter().enumerate() {
-        let keys: Vec<(&str, &str)> = unit
+        let keys: HashSet<(&str, &str)> = unit
             .iter()
             .filter_map(|event| Some((event.topic.as_str(), event.unique.as_ref()?.key.as_str())))
             .collect();
         // Never before a wave that it shares a key with.
-        let shares = |(_, known): &(_, HashSet<_>)| keys.iter().any(|key| known.contains(key));
-        let place = waves.iter().rposition(shares).map_or(0, |last| last + 1);
+        let place = waves.iter().rposition(|wave| !wave.keys.is_disjoint(&keys)).map_or(0, |last| last + 1);
         if place == waves.len() {
-            waves.push((Vec::new(), HashSet::new()));
+            waves.push(Wave::default());
         }
-        waves[place].0.push(at);
-        waves[place].1.extend(keys);
+        waves[place].units.push(at);
+        waves[place].keys.extend(keys);
     }
-    waves.into_iter().map(|(units, _)| units).collect()
+    waves.into_iter().map(|wave| wave.units).collect()
+}
+
+#[derive(Default)]
+struct Wave<'a> {
+    units: Vec<usize>,
+    keys: HashSet<(&'a str, &'a str)>,
 }
 
 /// Units without what is not stored.
