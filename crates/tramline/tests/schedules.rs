@@ -1,5 +1,7 @@
 //! Schedules through the handle: who runs them, how soon a change takes effect, and what an outage does.
 
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
+
 mod support;
 
 use std::time::Duration;
