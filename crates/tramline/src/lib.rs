@@ -31,6 +31,7 @@ pub use engine::hooks::{Finished, Hooks, LogHooks, NoHooks, Progress, Settlement
 pub use engine::names::{ItemStatus, NamedAcks};
 pub use engine::options::Options;
 pub use engine::plugin::{HttpForward, Plugin};
+pub use engine::pool::Pool;
 pub use engine::push::{Pusher, Replayed};
 pub use engine::receipt::{IntoEvents, Receipt};
 pub use engine::remote::Take;

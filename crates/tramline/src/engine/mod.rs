@@ -5,6 +5,7 @@
 //! - [`worker`], [`handler`], [`context`], [`plugin`], [`command`], [`hooks`], [`shutdown`]: what a worker is told, and what its handlers see
 //! - `run`: one run of a worker, made of `claim` (gets events), `dispatch` (which one next), `runner` (runs handlers), `settle`
 //!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
+//! - [`pool`]: places that workers of a process share, by the weights of `shares`
 //! - [`remote`]: claims and settlements for workers in other processes
 //! - `presence`, `sweep`, `gate`, `journal`: signs of life, housekeeping, suspects, at-most-once
 //! - [`tally`], [`names`], with `ack` (group commit) and `courier` (takes their news to whom they concern): fan-out tracking
@@ -35,6 +36,7 @@ mod ledger;
 pub mod names;
 pub mod options;
 pub mod plugin;
+pub mod pool;
 mod presence;
 pub mod push;
 pub mod receipt;
@@ -43,6 +45,7 @@ mod run;
 mod runner;
 pub mod schedule;
 mod settle;
+mod shares;
 mod shed;
 pub mod shutdown;
 mod sweep;

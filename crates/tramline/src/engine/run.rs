@@ -9,6 +9,7 @@ use crate::engine::handler::Handlers;
 use crate::engine::hooks::Hooks;
 use crate::engine::journal::Journal;
 use crate::engine::ledger::Ledger;
+use crate::engine::pool::Seat;
 use crate::engine::shutdown::Shutdown;
 use crate::engine::trace::Stopped;
 use crate::engine::tramline::Tramline;
@@ -48,6 +49,8 @@ pub(crate) struct Run {
     /// One event per lease, for handlers that settle in their own transaction.
     pub(crate) single: bool,
     pub(crate) journal: Option<Journal>,
+    /// Where handlers need a place that workers share.
+    pub(crate) seat: Option<Seat>,
     pub(crate) dispatch: Dispatch,
     pub(crate) ledger: Ledger,
     /// Ordered: claims hold it shared, settling a failure alone.
@@ -69,6 +72,7 @@ pub(crate) struct Parts {
     pub(crate) concurrency: usize,
     pub(crate) single: bool,
     pub(crate) journal: Option<Journal>,
+    pub(crate) seat: Option<Seat>,
 }
 
 /// When a run is over.
@@ -92,6 +96,7 @@ impl Run {
             concurrency: parts.concurrency,
             single: parts.single,
             journal: parts.journal,
+            seat: parts.seat,
             ledger: Ledger::default(),
             order: RwLock::default(),
             begun: AtomicU64::new(0),

@@ -4,6 +4,7 @@ use crate::engine::context::Context;
 use crate::engine::dispatch::Task;
 use crate::engine::handler::{Batch, BatchFn, Bound};
 use crate::engine::hooks::Finished;
+use crate::engine::pool::Place;
 use crate::engine::run::Run;
 use crate::engine::trace;
 use crate::model::outcome::Outcome;
@@ -25,7 +26,7 @@ const JOURNAL_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) async fn run_events(run: Arc<Run>) {
     let mut tasks = Vec::new();
     let mut since_yield = 0;
-    while run.dispatch.next(&run.handlers, &mut tasks).await {
+    while let Some(_place) = next(&run, &mut tasks).await {
         tasks.retain_mut(|task| !run.pass_over_if_lost(task));
         match run.handlers.find(tasks.first().map_or("", |task| kind(task))) {
             Some(Bound::Batch { handle, .. }) if !tasks.is_empty() => {
@@ -43,6 +44,31 @@ pub(crate) async fn run_events(run: Arc<Run>) {
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// Takes what runs next, with a place to run it in if the worker shares some. `None` when there will be nothing any more.
+async fn next(run: &Run, tasks: &mut Vec<Task>) -> Option<Option<Place>> {
+    let Some(seat) = &run.seat else {
+        return run.dispatch.next(&run.handlers, tasks).await.then_some(None);
+    };
+    // Whoever waits for a place has nothing in hand: what it has in view goes back if the run ends first.
+    while run.dispatch.view().await {
+        let mut place = tokio::select! {
+            biased;
+            () = run.dispatch.closed() => return None,
+            place = seat.place() => place,
+        };
+        match run.dispatch.take_viewed(&run.handlers, tasks) {
+            Some(true) => {
+                place.start(tasks.len());
+                return Some(Some(place));
+            }
+            Some(false) => return None,
+            // Another runner took it together with its own.
+            None => {}
+        }
+    }
+    None
 }
 
 async fn run_one(run: &Run, task: Task, bound: Option<&Bound>) {

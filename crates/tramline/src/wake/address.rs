@@ -17,11 +17,18 @@ const CHANNEL: &str = "tramline.wake";
 pub fn open(url: &str, channel: Option<&str>) -> Result<Arc<dyn Wake>> {
     let (plain, named) = take_channel(url);
     let channel = named.as_deref().or(channel).unwrap_or(CHANNEL);
-    if channel.is_empty() || channel.len() > 63 {
-        return Err(Error::invalid("the channel of the wake-ups has no name", "use 1 to 63 characters"));
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-:".contains(c);
+    if channel.is_empty() || channel.len() > 63 || !channel.chars().all(is_plain) {
+        return Err(Error::invalid(
+            "the channel of the wake-ups has no name that every way can carry",
+            "use 1 to 63 letters, digits and . _ - :",
+        ));
     }
-    Ok(match plain.split_once(':').map_or(&*plain, |(scheme, _)| scheme) {
-        "in-process" => Arc::new(InProcess::new()),
+    if plain == "in-process" {
+        return Ok(Arc::new(InProcess::new()));
+    }
+    let (scheme, rest) = plain.split_once("://").unwrap_or_default();
+    Ok(match if rest.is_empty() { "" } else { scheme } {
         "nats" | "tls" => Arc::new(Relay::nats(&plain, channel)?),
         "redis" | "rediss" => Arc::new(Relay::redis(&plain, channel)?),
         "postgres" | "postgresql" => Arc::new(Relay::postgres(&plain, channel)),

@@ -8,6 +8,7 @@ mod life;
 mod limits;
 mod order;
 mod policy;
+mod pool;
 mod rules;
 mod shutdown;
 #[path = "../support/mod.rs"]
