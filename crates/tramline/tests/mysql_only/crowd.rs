@@ -49,7 +49,7 @@ async fn a_crowd_of_workers_meets_no_error_with_order() {
     crowd(true).await;
 }
 
-#[expect(clippy::print_stdout, reason = "what it saw is what it is run for")]
+#[expect(clippy::print_stdout, reason = "figures for whoever asked for them")]
 async fn crowd(ordered: bool) {
     let events: u64 = std::env::var("TRAMLINE_TEST_CROWD").map_or(1_000_000, |n| n.parse().unwrap());
     let troubles = Troubles::default();
