@@ -64,7 +64,7 @@ impl MysqlStore {
     ) -> Result<(RawClaim, Arc<Catalog>)> {
         let known = self.common.cache.get();
         let known = known.require_subscription(claim.subscription);
-        let kind = Kind::of(known.as_ref().map_or(&Policy::default(), |known| &known.policy));
+        let kind = known.as_ref().map_or(Kind::UNKNOWN, |known| Kind::of(&known.policy));
         let first = first_reads(claim, kind);
         let (mut session, mut sets) = Session::reading(tx.conn(), &self.common, begin, first).await?;
         let catalog = session.catalog.clone();
@@ -90,6 +90,9 @@ struct Kind {
 }
 
 impl Kind {
+    /// Nothing is locked before it is known.
+    const UNKNOWN: Kind = Kind { ordered: false, limited: true };
+
     fn of(policy: &Policy) -> Kind {
         Kind { ordered: policy.is_ordered(), limited: !policy.limits.is_none() }
     }
