@@ -4,6 +4,7 @@ use crate::bench::QueryCounter;
 use crate::config::LogFormat;
 use crate::traces::Tracing;
 use std::io::IsTerminal;
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
@@ -22,9 +23,11 @@ pub(crate) fn start(level: &str, format: LogFormat, queries: &QueryCounter, trac
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
+    // A layer that is not there, and has no filter, would have every span made for nobody.
+    let spans = if tracing.is_some() { LevelFilter::DEBUG } else { LevelFilter::OFF };
     tracing_subscriber::registry()
         .with(lines.with_filter(filter))
         .with(queries.clone().with_filter(queries.clone()))
-        .with(tracing.map(Tracing::layer))
+        .with(tracing.map(Tracing::layer).with_filter(spans))
         .init();
 }
