@@ -3,6 +3,7 @@
 
 mod support;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -43,6 +44,26 @@ async fn emits_gather_while_one_is_under_way() {
     }
     assert_eq!(payloads(&tram).await.len(), 51);
     assert_eq!(bench.store.calls("emit"), 2, "all that gathered go together");
+}
+
+#[test]
+fn a_runtime_that_ends_while_emits_wait_does_not_hang_and_the_next_one_goes_on() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let ending = runtime();
+    let bench = ending.block_on(Bench::new());
+    let tram = bench.process();
+    let mut held = bench.store.hold("emit");
+    let first = tram.clone();
+    ending.spawn(async move { first.emit(event("first")).await });
+    ending.block_on(held.begun());
+    // Its caller goes away, but it has joined the line.
+    let second = ending.block_on(async { std::pin::pin!(tram.emit(event("second"))).now_or_never() });
+    assert!(second.is_none());
+    drop(ending);
+    runtime().block_on(async {
+        tram.emit(event("third")).await.unwrap();
+        assert_eq!(payloads(&tram).await, ["second", "third"]);
+    });
 }
 
 #[tokio::test]

@@ -1,10 +1,14 @@
 //! Group commit: while one transaction is being written, the next emits gather. A lone emit waits for nobody.
+//!
+//! Where several groups are written at the same time, each has a line of its own, and keys belong to lines: then a group touches
+//! few lanes, which makes few slices, and two groups never wait for each other at a key.
 
 use crate::engine::backoff;
 use crate::engine::clock::Clock;
 use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::SubscriptionId;
+use crate::model::lane;
 use crate::model::unique::check_unit;
 use crate::store::Store;
 use crate::store::verbs::{Emission, Emit};
@@ -39,16 +43,16 @@ struct Inner {
     store: Arc<dyn Store>,
     clock: Clock,
     wake: Arc<dyn Wake>,
-    queue: Mutex<Queue>,
+    lines: Vec<Mutex<Line>>,
     room: Arc<Semaphore>,
-    flushers: usize,
     hasher: RandomState,
 }
 
+/// Emits that are written one group after the other.
 #[derive(Debug, Default)]
-struct Queue {
+struct Line {
     waiting: VecDeque<Waiting>,
-    flushing: usize,
+    flushing: bool,
 }
 
 /// An emit and the caller who waits for it.
@@ -61,15 +65,14 @@ struct Waiting {
 }
 
 impl Emitter {
-    /// At most `flushers` groups are written at the same time.
-    pub(crate) fn new(store: Arc<dyn Store>, clock: Clock, wake: Arc<dyn Wake>, flushers: usize) -> Emitter {
+    /// At most `lines` groups are written at the same time.
+    pub(crate) fn new(store: Arc<dyn Store>, clock: Clock, wake: Arc<dyn Wake>, lines: usize) -> Emitter {
         let inner = Inner {
             store,
             clock,
             wake,
-            queue: Mutex::default(),
+            lines: (0..lines.max(1)).map(|_| Mutex::default()).collect(),
             room: Arc::new(Semaphore::new(ROOM)),
-            flushers: flushers.max(1),
             hasher: RandomState::new(),
         };
         Emitter { inner: Arc::new(inner) }
@@ -82,11 +85,12 @@ impl Emitter {
         let size = (bytes >> 10).clamp(1, ROOM) as u32;
         let room = self.inner.room.clone().acquire_many_owned(size).await.map_err(|_| closed())?;
         let (reply, answer) = oneshot::channel();
+        let at = self.inner.line_of(&unit);
         let waiting = Waiting { unit, bytes, reply, _room: room };
-        match self.inner.claim_a_turn() {
+        match self.inner.claim_a_turn(at) {
             // Nobody else depends on this group, so it needs no task of its own, and no hand-over to one.
             Some(flushing) => drop(write(flushing, vec![waiting]).await),
-            None => self.join(waiting),
+            None => self.inner.join(at, waiting),
         }
         answer.await.map_err(|_| closed())?
     }
@@ -94,11 +98,6 @@ impl Emitter {
     /// No emit is accepted any more.
     pub(crate) fn close(&self) {
         self.inner.room.close();
-    }
-
-    fn join(&self, waiting: Waiting) {
-        self.inner.queue().waiting.push_back(waiting);
-        self.inner.start_flushing();
     }
 }
 
@@ -111,39 +110,51 @@ pub(crate) fn check(unit: &[Event]) -> Result<()> {
     check_unit(unit)
 }
 
-/// The right to write a group. Dropping it, even by a panic or a caller that goes away, lets the next one write.
+/// The right to write the groups of a line. Dropping it, even by a panic or a caller that goes away, lets the next one write.
 struct Flushing {
     inner: Arc<Inner>,
-    counted: bool,
+    line: usize,
+    /// A task that never ran was refused by a runtime that shuts down: it would refuse the next one, too.
+    ran: bool,
+    over: bool,
 }
 
 impl Flushing {
-    /// Counted down while the queue is locked: an emit either was seen by this task or starts one of its own.
-    fn end(mut self, queue: &mut Queue) {
-        queue.flushing -= 1;
-        self.counted = false;
+    fn begin(inner: &Arc<Inner>, at: usize, line: &mut Line) -> Flushing {
+        line.flushing = true;
+        Flushing { inner: inner.clone(), line: at, ran: false, over: false }
+    }
+
+    /// Ends while the line is locked: an emit either was seen by this task or starts one of its own.
+    fn end(mut self, line: &mut Line) {
+        line.flushing = false;
+        self.over = true;
     }
 }
 
 impl Drop for Flushing {
     fn drop(&mut self) {
-        if self.counted {
-            self.inner.queue().flushing -= 1;
-            self.inner.start_flushing();
+        if self.over {
+            return;
+        }
+        self.inner.line(self.line).flushing = false;
+        if self.ran {
+            self.inner.start_flushing(self.line);
         }
     }
 }
 
 async fn flush_all(mut flushing: Flushing) {
     let inner = flushing.inner.clone();
+    flushing.ran = true;
     loop {
         // Whoever is about to emit, because the last group answered him, joins this one: fewer and larger commits.
         tokio::task::yield_now().await;
         let group = {
-            let mut queue = inner.queue();
-            let group = inner.next_group(&mut queue.waiting);
+            let mut line = inner.line(flushing.line);
+            let group = inner.next_group(&mut line.waiting);
             if group.is_empty() {
-                return flushing.end(&mut queue);
+                return flushing.end(&mut line);
             }
             group
         };
@@ -155,7 +166,8 @@ async fn flush_all(mut flushing: Flushing) {
 }
 
 /// Writes a group, and gives the right to write back if it did not take long.
-async fn write(flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> {
+async fn write(mut flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> {
+    flushing.ran = true;
     let writing = flushing.inner.clone().flush(group);
     tokio::pin!(writing);
     if tokio::time::timeout(SLOW, &mut writing).await.is_ok() {
@@ -168,33 +180,50 @@ async fn write(flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> {
 }
 
 impl Inner {
-    /// Starts a task that writes groups, unless there are enough or nothing waits.
-    fn start_flushing(self: &Arc<Self>) {
-        let mut queue = self.queue();
-        if queue.flushing < self.flushers && !queue.waiting.is_empty() {
-            // Without a runtime everything is over, and whoever waits is gone.
-            let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-            queue.flushing += 1;
-            // A task of its own and not the caller's future, which may be dropped while others depend on the group.
-            runtime.spawn(flush_all(Flushing { inner: self.clone(), counted: true }));
+    /// Where a unit waits: with its key, else where the fewest do.
+    fn line_of(&self, unit: &[Event]) -> usize {
+        if let Some(key) = unit.first().and_then(|event| event.key.as_deref()) {
+            return lane::hash(key) as usize % self.lines.len();
         }
+        let crowd = |at: &usize| {
+            let line = self.line(*at);
+            line.waiting.len() + usize::from(line.flushing)
+        };
+        (0..self.lines.len()).min_by_key(crowd).unwrap_or_default()
     }
 
-    /// The right to write at once, if nobody waits and not too many write.
-    fn claim_a_turn(self: &Arc<Self>) -> Option<Flushing> {
-        let mut queue = self.queue();
-        if queue.flushing >= self.flushers || !queue.waiting.is_empty() {
-            return None;
-        }
-        queue.flushing += 1;
-        Some(Flushing { inner: self.clone(), counted: true })
+    fn join(self: &Arc<Self>, at: usize, waiting: Waiting) {
+        self.line(at).waiting.push_back(waiting);
+        self.start_flushing(at);
     }
 
-    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Starts a task that writes the groups of a line, unless there is one or nothing waits.
+    fn start_flushing(self: &Arc<Self>, at: usize) {
+        // Without a runtime everything is over, and whoever waits is gone.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let flushing = {
+            let mut line = self.line(at);
+            if line.flushing || line.waiting.is_empty() {
+                return;
+            }
+            Flushing::begin(self, at, &mut line)
+        };
+        // A task of its own and not the caller's future, which may be dropped while others depend on the group.
+        runtime.spawn(flush_all(flushing));
     }
 
-    /// Takes a group from the queue. Emits with an idempotency key or unique key that is in it already stay for the next one.
+    /// The right to write at once, if nobody in the line waits or writes.
+    fn claim_a_turn(self: &Arc<Self>, at: usize) -> Option<Flushing> {
+        let mut line = self.line(at);
+        let is_free = !line.flushing && line.waiting.is_empty();
+        is_free.then(|| Flushing::begin(self, at, &mut line))
+    }
+
+    fn line(&self, at: usize) -> std::sync::MutexGuard<'_, Line> {
+        self.lines[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a group from a line. Emits with an idempotency key or unique key that is in it already stay for the next one.
     fn next_group(&self, waiting: &mut VecDeque<Waiting>) -> Vec<Waiting> {
         let mut group = Vec::with_capacity(waiting.len().min(MAX_EVENTS));
         let (mut events, mut bytes) = (0, 0);
