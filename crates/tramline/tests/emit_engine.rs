@@ -48,7 +48,8 @@ async fn emits_gather_while_one_is_under_way() {
 
 #[test]
 fn a_runtime_that_ends_while_emits_wait_does_not_hang_and_the_next_one_goes_on() {
-    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let ending = runtime();
     let bench = ending.block_on(Bench::new());
     let tram = bench.process();

@@ -1,30 +1,20 @@
 //! Group commit: while one transaction is being written, the next emits gather. A lone emit waits for nobody.
-//!
-//! Where several groups are written at the same time, each has a line of its own, and keys belong to lines: then a group touches
-//! few lanes, which makes few slices, and two groups never wait for each other at a key.
 
 use crate::engine::backoff;
 use crate::engine::clock::Clock;
+use crate::engine::gather::{Queue, Waiting, idempotency};
 use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::SubscriptionId;
-use crate::model::lane;
 use crate::model::unique::check_unit;
 use crate::store::Store;
 use crate::store::verbs::{Emission, Emit};
 use crate::wake::Wake;
-use std::collections::{HashSet, VecDeque};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::RandomState;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 
-/// How many events a group holds, unless one emit alone has more.
-const MAX_EVENTS: usize = 4_096;
-/// How much a group weighs, unless one emit alone weighs more.
-const MAX_BYTES: usize = 4 << 20;
-/// An emit of more events than this is a group of its own: it needs no copy to fall back on, and gains nothing from company.
-const ALONE: usize = 256;
 /// How much may wait to be written, in KiB; every emit counts for at least one.
 const ROOM: usize = 64 << 10;
 /// A group that takes longer is held up by something, and no longer counts.
@@ -43,25 +33,9 @@ struct Inner {
     store: Arc<dyn Store>,
     clock: Clock,
     wake: Arc<dyn Wake>,
-    lines: Vec<Mutex<Line>>,
+    queue: Mutex<Queue>,
     room: Arc<Semaphore>,
     hasher: RandomState,
-}
-
-/// Emits that are written one group after the other.
-#[derive(Debug, Default)]
-struct Line {
-    waiting: VecDeque<Waiting>,
-    flushing: bool,
-}
-
-/// An emit and the caller who waits for it.
-#[derive(Debug)]
-struct Waiting {
-    unit: Vec<Event>,
-    bytes: usize,
-    reply: oneshot::Sender<Result<Emission>>,
-    _room: OwnedSemaphorePermit,
 }
 
 impl Emitter {
@@ -71,7 +45,7 @@ impl Emitter {
             store,
             clock,
             wake,
-            lines: (0..lines.max(1)).map(|_| Mutex::default()).collect(),
+            queue: Mutex::new(Queue::new(lines.max(1))),
             room: Arc::new(Semaphore::new(ROOM)),
             hasher: RandomState::new(),
         };
@@ -85,12 +59,11 @@ impl Emitter {
         let size = (bytes >> 10).clamp(1, ROOM) as u32;
         let room = self.inner.room.clone().acquire_many_owned(size).await.map_err(|_| closed())?;
         let (reply, answer) = oneshot::channel();
-        let at = self.inner.line_of(&unit);
         let waiting = Waiting { unit, bytes, reply, _room: room };
-        match self.inner.claim_a_turn(at) {
+        match self.inner.claim_a_turn(&waiting.unit) {
             // Nobody else depends on this group, so it needs no task of its own, and no hand-over to one.
             Some(flushing) => drop(write(flushing, vec![waiting]).await),
-            None => self.inner.join(at, waiting),
+            None => self.inner.join(waiting),
         }
         answer.await.map_err(|_| closed())?
     }
@@ -120,14 +93,14 @@ struct Flushing {
 }
 
 impl Flushing {
-    fn begin(inner: &Arc<Inner>, at: usize, line: &mut Line) -> Flushing {
-        line.flushing = true;
-        Flushing { inner: inner.clone(), line: at, ran: false, over: false }
+    fn begin(inner: &Arc<Inner>, queue: &mut Queue, line: usize) -> Flushing {
+        queue.lines[line].flushing = true;
+        Flushing { inner: inner.clone(), line, ran: false, over: false }
     }
 
-    /// Ends while the line is locked: an emit either was seen by this task or starts one of its own.
-    fn end(mut self, line: &mut Line) {
-        line.flushing = false;
+    /// Ends while the queue is locked: an emit either was seen by this task or starts one of its own.
+    fn end(mut self, queue: &mut Queue) {
+        queue.lines[self.line].flushing = false;
         self.over = true;
     }
 }
@@ -137,9 +110,9 @@ impl Drop for Flushing {
         if self.over {
             return;
         }
-        self.inner.line(self.line).flushing = false;
+        self.inner.queue().lines[self.line].flushing = false;
         if self.ran {
-            self.inner.start_flushing(self.line);
+            self.inner.start_flushing();
         }
     }
 }
@@ -151,10 +124,10 @@ async fn flush_all(mut flushing: Flushing) {
         // Whoever is about to emit, because the last group answered him, joins this one: fewer and larger commits.
         tokio::task::yield_now().await;
         let group = {
-            let mut line = inner.line(flushing.line);
-            let group = inner.next_group(&mut line.waiting);
+            let mut queue = inner.queue();
+            let group = queue.next_group(flushing.line, &inner.hasher);
             if group.is_empty() {
-                return flushing.end(&mut line);
+                return flushing.end(&mut queue);
             }
             group
         };
@@ -180,79 +153,37 @@ async fn write(mut flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> 
 }
 
 impl Inner {
-    /// Where a unit waits: with its key, else where the fewest do.
-    fn line_of(&self, unit: &[Event]) -> usize {
-        if let Some(key) = unit.first().and_then(|event| event.key.as_deref()) {
-            return lane::hash(key) as usize % self.lines.len();
+    /// The right to write at once, if nobody waits and a line is free.
+    fn claim_a_turn(self: &Arc<Self>, unit: &[Event]) -> Option<Flushing> {
+        let mut queue = self.queue();
+        if !queue.is_empty() {
+            return None;
         }
-        let crowd = |at: &usize| {
-            let line = self.line(*at);
-            line.waiting.len() + usize::from(line.flushing)
-        };
-        (0..self.lines.len()).min_by_key(crowd).unwrap_or_default()
+        let own = queue.line_of(unit).filter(|own| !queue.lines[*own].flushing);
+        let line = own.or_else(|| queue.free_line())?;
+        Some(Flushing::begin(self, &mut queue, line))
     }
 
-    fn join(self: &Arc<Self>, at: usize, waiting: Waiting) {
-        self.line(at).waiting.push_back(waiting);
-        self.start_flushing(at);
+    fn join(self: &Arc<Self>, waiting: Waiting) {
+        self.queue().push(waiting);
+        self.start_flushing();
     }
 
-    /// Starts a task that writes the groups of a line, unless there is one or nothing waits.
-    fn start_flushing(self: &Arc<Self>, at: usize) {
+    /// Starts a task that writes groups, unless there are enough or nothing waits.
+    fn start_flushing(self: &Arc<Self>) {
         // Without a runtime everything is over, and whoever waits is gone.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let flushing = {
-            let mut line = self.line(at);
-            if line.flushing || line.waiting.is_empty() {
-                return;
-            }
-            Flushing::begin(self, at, &mut line)
+            let mut queue = self.queue();
+            let Some(line) = queue.free_line().filter(|_| !queue.is_empty()) else { return };
+            Flushing::begin(self, &mut queue, line)
         };
         // A task of its own and not the caller's future, which may be dropped while others depend on the group.
         runtime.spawn(flush_all(flushing));
     }
 
-    /// The right to write at once, if nobody in the line waits or writes.
-    fn claim_a_turn(self: &Arc<Self>, at: usize) -> Option<Flushing> {
-        let mut line = self.line(at);
-        let is_free = !line.flushing && line.waiting.is_empty();
-        is_free.then(|| Flushing::begin(self, at, &mut line))
-    }
-
-    fn line(&self, at: usize) -> std::sync::MutexGuard<'_, Line> {
-        self.lines[at].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes a group from a line. Emits with an idempotency key or unique key that is in it already stay for the next one.
-    fn next_group(&self, waiting: &mut VecDeque<Waiting>) -> Vec<Waiting> {
-        let mut group = Vec::with_capacity(waiting.len().min(MAX_EVENTS));
-        let (mut events, mut bytes) = (0, 0);
-        let mut keys = HashSet::new();
-        let mut later = Vec::new();
-        while let Some(next) = waiting.front() {
-            let fits = events + next.unit.len() <= MAX_EVENTS && bytes + next.bytes <= MAX_BYTES;
-            let alone = next.unit.len() > ALONE;
-            if !group.is_empty() && (alone || !fits) {
-                break;
-            }
-            let Some(next) = waiting.pop_front() else { break };
-            let own: Vec<u64> = single(&next.unit).map(|key| self.hasher.hash_one(key)).collect();
-            if own.iter().any(|key| keys.contains(key)) {
-                // What comes after it with one of its keys has to stay behind it.
-                keys.extend(own);
-                later.push(next);
-                continue;
-            }
-            keys.extend(own);
-            events += next.unit.len();
-            bytes += next.bytes;
-            group.push(next);
-            if alone {
-                break;
-            }
-        }
-        later.into_iter().rev().for_each(|next| waiting.push_front(next));
-        group
+    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn flush(self: Arc<Self>, mut group: Vec<Waiting>) {
@@ -321,20 +252,6 @@ impl Inner {
         }
         self.wake.notify(&wake);
     }
-}
-
-/// What makes a unit repeatable: the idempotency key of its first event, which belongs to that one's topic.
-fn idempotency(unit: &[Event]) -> Option<(&str, &str)> {
-    let first = unit.first()?;
-    first.idempotency_key.as_deref().map(|key| (first.topic.as_str(), key))
-}
-
-/// What no two units of a group share: idempotency keys and unique keys.
-fn single(unit: &[Event]) -> impl Iterator<Item = (bool, &str, &str)> {
-    let unique = unit
-        .iter()
-        .filter_map(|event| Some((true, event.topic.as_str(), event.unique.as_ref()?.key.as_str())));
-    idempotency(unit).map(|(topic, key)| (false, topic, key)).into_iter().chain(unique)
 }
 
 fn closed() -> Error {

@@ -1,7 +1,8 @@
 //! The engine: everything between a program and the store.
 //!
 //! - [`tramline`], [`options`], [`control`]: the handle, how it is opened, and the verbs of an operator
-//! - [`emit`], [`buffer`], [`receipt`], [`follow`], [`chain`]: how events get in, and out again without a subscription
+//! - [`emit`] (with `gather`: what goes together), [`buffer`], [`receipt`], [`follow`], [`chain`]: how events get in, and out again
+//!   without a subscription
 //! - [`worker`], [`handler`], [`context`], [`plugin`], [`command`], [`hooks`], [`shutdown`]: what a worker is told, and what its handlers see
 //! - `run`: one run of a worker, made of `claim` (gets events), `dispatch` (which one next), `runner` (runs handlers), `settle`
 //!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
@@ -27,6 +28,7 @@ mod dispatch;
 pub mod emit;
 pub mod follow;
 mod gate;
+mod gather;
 mod hand;
 pub mod handler;
 pub mod hooks;

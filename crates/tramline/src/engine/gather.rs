@@ -1,0 +1,142 @@
+//! Emits that wait to be written, and which of them go together.
+//!
+//! Keys belong to lines, and each line is written by one task: under load a group touches few lanes, which makes few slices, and two
+//! groups seldom wait for each other at a key.
+
+use crate::error::Result;
+use crate::model::event::Event;
+use crate::model::lane;
+use crate::store::verbs::Emission;
+use std::collections::{HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+/// How many events a group holds, unless one emit alone has more.
+const MAX_EVENTS: usize = 4_096;
+/// How much a group weighs, unless one emit alone weighs more.
+const MAX_BYTES: usize = 4 << 20;
+/// An emit of more events than this is a group of its own: it needs no copy to fall back on, and gains nothing from company.
+const ALONE: usize = 256;
+/// A group with fewer events than this takes what waits in other lines, too: commits cost more than slices.
+const ENOUGH: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) lines: Vec<Line>,
+    /// Emits without a key go with whatever group is next.
+    loose: VecDeque<Waiting>,
+}
+
+/// Emits of some of the keys.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    waiting: VecDeque<Waiting>,
+    /// A task writes groups.
+    pub(super) flushing: bool,
+}
+
+/// An emit and the caller who waits for it.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) unit: Vec<Event>,
+    pub(super) bytes: usize,
+    pub(super) reply: oneshot::Sender<Result<Emission>>,
+    pub(super) _room: OwnedSemaphorePermit,
+}
+
+impl Queue {
+    pub(super) fn new(lines: usize) -> Queue {
+        Queue { lines: (0..lines).map(|_| Line::default()).collect(), loose: VecDeque::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.loose.is_empty() && self.lines.iter().all(|line| line.waiting.is_empty())
+    }
+
+    /// Where units with this one's key wait.
+    pub(super) fn line_of(&self, unit: &[Event]) -> Option<usize> {
+        let key = unit.first()?.key.as_deref()?;
+        Some(lane::hash(key) as usize % self.lines.len())
+    }
+
+    /// Of the lines for which nobody writes, the one where most is waiting.
+    pub(super) fn free_line(&self) -> Option<usize> {
+        let free = (0..self.lines.len()).filter(|at| !self.lines[*at].flushing);
+        free.max_by_key(|at| self.lines[*at].waiting.len())
+    }
+
+    pub(super) fn push(&mut self, waiting: Waiting) {
+        match self.line_of(&waiting.unit) {
+            Some(line) => self.lines[line].waiting.push_back(waiting),
+            None => self.loose.push_back(waiting),
+        }
+    }
+
+    /// Takes a group from a line, with all that is loose, and from the other lines if that is too little.
+    pub(super) fn next_group(&mut self, line: usize, hasher: &RandomState) -> Vec<Waiting> {
+        let mut group = Group::default();
+        group.take(&mut self.lines[line].waiting, MAX_EVENTS, hasher);
+        group.take(&mut self.loose, MAX_EVENTS, hasher);
+        let others = self.lines.len();
+        for other in (1..others).map(|step| (line + step) % others) {
+            group.take(&mut self.lines[other].waiting, ENOUGH, hasher);
+        }
+        group.units
+    }
+}
+
+/// Emits that are written together.
+#[derive(Default)]
+struct Group {
+    units: Vec<Waiting>,
+    events: usize,
+    bytes: usize,
+    /// Hashes of what no two of them may share.
+    keys: HashSet<u64>,
+    /// Nothing else fits in.
+    closed: bool,
+}
+
+impl Group {
+    /// Takes from the front as long as the group has fewer than `most` events. Emits with an idempotency key or unique key that
+    /// is in it already stay for the next one.
+    fn take(&mut self, waiting: &mut VecDeque<Waiting>, most: usize, hasher: &RandomState) {
+        let mut later = Vec::new();
+        while self.events < most && !self.closed {
+            let Some(next) = waiting.pop_front() else { break };
+            let fits = self.events + next.unit.len() <= MAX_EVENTS && self.bytes + next.bytes <= MAX_BYTES;
+            let alone = next.unit.len() > ALONE;
+            if !self.units.is_empty() && (alone || !fits) {
+                waiting.push_front(next);
+                break;
+            }
+            let own: Vec<u64> = single(&next.unit).map(|key| hasher.hash_one(key)).collect();
+            let shares = own.iter().any(|key| self.keys.contains(key));
+            // What comes after it with one of its keys has to stay behind it, also if it has to wait itself.
+            self.keys.extend(own);
+            if shares {
+                later.push(next);
+                continue;
+            }
+            self.events += next.unit.len();
+            self.bytes += next.bytes;
+            self.units.push(next);
+            self.closed = alone;
+        }
+        later.into_iter().rev().for_each(|next| waiting.push_front(next));
+    }
+}
+
+/// What makes a unit repeatable: the idempotency key of its first event, which belongs to that one's topic.
+pub(super) fn idempotency(unit: &[Event]) -> Option<(&str, &str)> {
+    let first = unit.first()?;
+    first.idempotency_key.as_deref().map(|key| (first.topic.as_str(), key))
+}
+
+/// What no two units of a group share: idempotency keys and unique keys.
+fn single(unit: &[Event]) -> impl Iterator<Item = (bool, &str, &str)> {
+    let unique = unit
+        .iter()
+        .filter_map(|event| Some((true, event.topic.as_str(), event.unique.as_ref()?.key.as_str())));
+    idempotency(unit).map(|(topic, key)| (false, topic, key)).into_iter().chain(unique)
+}
