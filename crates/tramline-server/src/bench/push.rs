@@ -14,6 +14,7 @@ use hyper_util::client::legacy::Client as Bare;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -109,8 +110,13 @@ async fn deliver(
         let batch: Vec<Event> = (chunk..events.min(chunk + 1_000)).map(|n| event(name, n as u64)).collect();
         node.tram.emit(batch).await?;
     }
-    let start = Instant::now();
+    let (start, before) = (Instant::now(), receiver.requests());
     node.tram.resume(name, "bench", "").await?;
+    let requests = events.div_ceil(max_events as usize);
+    // Counting what is left costs the store time, so it is not asked before it can be nothing.
+    while receiver.requests() < before + requests {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     while node.tram.stats(name).await?.counts != Counts::default() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -128,7 +134,7 @@ async fn latency(target: &Target, receiver: &Receiver, round: usize, count: usiz
     let mut times = Vec::with_capacity(count);
     for n in 0..count + 10 {
         let start = Instant::now();
-        let arrived = receiver.arrived.notified();
+        let arrived = receiver.seen.arrived.notified();
         node.tram.emit(event(&name, n as u64)).await?;
         arrived.await;
         if n >= 10 {
@@ -220,35 +226,44 @@ async fn bare(receiver: &Receiver, time: Duration) -> Result<f64, BoxError> {
 /// Takes everything; on `/hang` it never answers, on `/timed` it notes how long each event took.
 struct Receiver {
     address: std::net::SocketAddr,
-    arrived: Arc<Notify>,
     started: Instant,
-    times: Arc<Mutex<Vec<f64>>>,
+    seen: Arc<Seen>,
     accepting: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Seen {
+    arrived: Notify,
+    requests: AtomicUsize,
+    times: Mutex<Vec<f64>>,
 }
 
 impl Receiver {
     async fn start() -> Result<Receiver, BoxError> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let (address, arrived, started) = (listener.local_addr()?, Arc::new(Notify::new()), Instant::now());
-        let times: Arc<Mutex<Vec<f64>>> = Arc::default();
-        let (bell, noted) = (arrived.clone(), times.clone());
+        let (address, started, seen) = (listener.local_addr()?, Instant::now(), Arc::<Seen>::default());
+        let seeing = seen.clone();
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let _ = stream.set_nodelay(true);
-                let (bell, noted) = (bell.clone(), noted.clone());
-                let service = service_fn(move |request| take(request, bell.clone(), noted.clone(), started));
+                let seen = seeing.clone();
+                let service = service_fn(move |request| take(request, seen.clone(), started));
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
-        Ok(Receiver { address, arrived, started, times, accepting })
+        Ok(Receiver { address, started, seen, accepting })
     }
 
     fn url(&self, path: &str) -> String {
         format!("http://{}/{path}", self.address)
     }
 
+    fn requests(&self) -> usize {
+        self.seen.requests.load(Ordering::Relaxed)
+    }
+
     fn times(&self) -> Vec<f64> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.seen.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn stop(self) {
@@ -258,20 +273,20 @@ impl Receiver {
 
 async fn take(
     request: Request<Incoming>,
-    bell: Arc<Notify>,
-    noted: Arc<Mutex<Vec<f64>>>,
+    seen: Arc<Seen>,
     started: Instant,
 ) -> Result<Response<Empty<Bytes>>, Infallible> {
     let path = request.uri().path().to_owned();
     let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    seen.requests.fetch_add(1, Ordering::Relaxed);
     match path.as_str() {
         "/hang" => std::future::pending::<()>().await,
         "/timed" => {
             let now = started.elapsed().as_micros() as f64;
             let times = numbers(&body).map(|emitted| now - emitted as f64);
-            noted.lock().unwrap_or_else(PoisonError::into_inner).extend(times);
+            seen.times.lock().unwrap_or_else(PoisonError::into_inner).extend(times);
         }
-        _ => bell.notify_one(),
+        _ => seen.arrived.notify_one(),
     }
     let mut response = Response::new(Empty::new());
     *response.status_mut() = hyper::StatusCode::NO_CONTENT;

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 const MOST: u32 = 4_096;
 const MOST_BYTES: usize = 4 << 20;
 /// How many batches are claimed ahead, for each request that may be under way, where the receiver is quick.
-const AHEAD: usize = 4;
+const AHEAD: usize = 16;
 
 pub(super) struct Line {
     shared: Arc<Shared>,

@@ -25,10 +25,10 @@ const EVERY: Duration = Duration::from_secs(1);
 /// How often writing an outcome back is tried: about as long as a lease lasts. After that the batch is sent again.
 const TRIES: u32 = 10;
 /// So few outcomes wait a moment for company: the events of a slice end one after the other, and together they cost one row.
-const FEW: usize = 512;
-const LINGER: Duration = Duration::from_millis(3);
+const FEW: usize = 1_024;
+const LINGER: Duration = Duration::from_millis(10);
 /// How many requests may have their outcome unwritten, for each that may be under way.
-const UNWRITTEN: u64 = 16;
+const UNWRITTEN: u64 = 32;
 
 #[derive(Debug)]
 pub(super) struct Scribe {
