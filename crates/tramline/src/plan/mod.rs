@@ -3,7 +3,7 @@
 //! A store locks and loads rows, asks one of these functions what follows, and writes the [`Changes`]. So all SQL stores
 //! decide alike, and the decisions can be tested by the thousand.
 //!
-//! - [`emit`]: how events are cut into chunks and slices
+//! - [`emit`], [`slices`]: how events are cut into chunks, and these into slices
 //! - [`claim`]: which slices a claim takes where there is no order
 //! - [`limit`]: what a claim may take where a subscription has limits
 //! - [`lane`]: what a claim takes from a lane, and whose keys it parks
@@ -26,6 +26,7 @@ pub mod mend;
 pub mod release;
 pub mod schedule;
 pub mod settle;
+pub mod slices;
 pub mod tally;
 pub mod unique;
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::name;
 use crate::model::subscription::{Subscription, Topic, TopicSettings};
-use crate::plan::emit::{Consumer, TopicView};
+use crate::plan::slices::{Consumer, TopicView};
 use crate::store::verbs::PutSubscription;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};

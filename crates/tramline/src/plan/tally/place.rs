@@ -7,7 +7,7 @@ use crate::model::event::{Event, EventItem};
 use crate::model::id::{SubscriptionId, TallyId};
 use crate::model::tally::{Added, TallyItem};
 use crate::model::time::Time;
-use crate::plan::emit::Consumer;
+use crate::plan::slices::Consumer;
 use crate::store::catalog::Catalog;
 use std::collections::{BTreeMap, BTreeSet};
 
