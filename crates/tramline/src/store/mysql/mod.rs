@@ -47,7 +47,7 @@ mod tally;
 mod token;
 mod unique;
 
-pub use examine::MysqlFigures;
+pub use examine::{MysqlFigures, Refusals};
 pub use options::MysqlOptions;
 
 use crate::error::{Error, Result};
