@@ -11,6 +11,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection};
 use std::process::Command;
 use stores::Place;
 use tramline::store::examine::{Figures, Holder, Holds, examine};
+use tramline::store::verbs::Sweep;
 
 /// The exit code and the findings.
 fn doctor(store: &str) -> (i32, Vec<Value>) {
@@ -113,6 +114,24 @@ async fn a_user_of_mysql_without_rights_is_told_what_was_not_looked_at() {
     assert_eq!(of(&findings, "store"), [], "{findings:?}");
     let sql = format!("DROP USER {name}@'127.0.0.1'");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut server).await.unwrap();
+}
+
+/// Nobody else would hear of them: the program that inserted them was told that all was well.
+#[tokio::test]
+async fn what_was_refused_of_the_inbox_of_mysql_is_told() {
+    let place = Place::mysql().await;
+    let store = tramline::store::open(place.url()).await.unwrap();
+    let mut program = MySqlConnection::connect(place.url()).await.unwrap();
+    let sql = "INSERT INTO tramline_inbox (topic, payload, headers) VALUES ('t', '1', '{\"a\": 1}'), ('t', '2', NULL)";
+    sqlx::raw_sql(sql).execute(&mut program).await.unwrap();
+    store.sweep(Sweep { dead_after: None, limit: 100, now: None }).await.unwrap();
+    let (_, findings) = doctor(place.url());
+    let [(severity, what)] = &of(&findings, "inbox")[..] else { panic!("{findings:?}") };
+    assert_eq!(severity, "warning");
+    assert!(what.starts_with("1 rows of tramline_inbox were refused") && what.contains("headers"), "{what}");
+    sqlx::raw_sql("DELETE FROM tramline_inbox").execute(&mut program).await.unwrap();
+    assert_eq!(of(&doctor(place.url()).1, "inbox"), []);
+    store.close().await;
 }
 
 #[tokio::test]

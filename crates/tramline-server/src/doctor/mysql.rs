@@ -3,7 +3,7 @@
 use super::finding::{Finding, Severity};
 use super::server::{self, Open};
 use crate::figures::bytes;
-use tramline::store::examine::MysqlFigures;
+use tramline::store::examine::{MysqlFigures, Refusals};
 
 /// A busy server has thousands of transactions to clean up behind at any time; claims feel it from here on.
 const LONG_HISTORY: i64 = 100_000;
@@ -21,6 +21,7 @@ pub(super) fn check(figures: &MysqlFigures) -> Vec<Finding> {
     findings.extend(figures.waits.iter().filter_map(|wait| server::wait(wait, "connection", WAIT)));
     findings.extend(figures.foreign_tables.iter().map(|(table, engine)| foreign(table, engine)));
     findings.extend(figures.disks.iter().filter_map(|(path, free)| disk(path, *free)));
+    findings.extend(figures.refusals.as_ref().map(inbox));
     findings
 }
 
@@ -127,6 +128,15 @@ fn disk(path: &str, free: u64) -> Option<Finding> {
     }
 }
 
+fn inbox(refusals: &Refusals) -> Finding {
+    let Refusals { rows, first, reason } = refusals;
+    let what =
+        format!("{rows} rows of tramline_inbox were refused and are no events; the first, {first}: {reason}");
+    let remedy =
+        "see the column error of those with refused = 1; correct each and set refused to 0, or delete it";
+    Finding::warning("inbox", what, remedy)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,5 +225,14 @@ mod tests {
         let disk = |free| found(|it| it.disks = vec![("/var/lib/mysql".into(), free)]);
         assert_eq!((disk(LITTLE_ROOM), disk(NO_ROOM)), (vec![], vec![("disk", Severity::Warning)]));
         assert_eq!(disk(NO_ROOM - 1), [("disk", Severity::Serious)]);
+    }
+
+    #[test]
+    fn what_programs_failed_to_emit_is_told_with_the_first_reason() {
+        let refusals = Refusals { rows: 3, first: 7, reason: "headers are no texts".into() };
+        let findings = check(&MysqlFigures { refusals: Some(refusals), ..healthy() });
+        let [finding] = &findings[..] else { panic!("{findings:?}") };
+        assert_eq!((finding.check, finding.severity), ("inbox", Severity::Warning));
+        assert!(finding.what.starts_with("3 rows") && finding.what.ends_with("7: headers are no texts"));
     }
 }

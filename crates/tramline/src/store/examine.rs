@@ -1,7 +1,7 @@
 //! Figures of a database as an operator has to judge them: read without changing anything, also where the tables are not up to
 //! date. What they mean is decided elsewhere.
 
-pub use super::mysql::MysqlFigures;
+pub use super::mysql::{MysqlFigures, Refusals};
 pub use super::postgres::{PostgresFigures, ReplicationSlot, TableFigures};
 pub use super::sqlite::SqliteFigures;
 

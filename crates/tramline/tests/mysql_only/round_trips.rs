@@ -4,10 +4,11 @@ use crate::bed::{Private, claim, done, event};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tramline::model::lane::Share;
 use tramline::model::outcome::Outcome;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
-use tramline::store::verbs::{Emit, Settle};
+use tramline::store::verbs::{Claim, Emit, Settle};
 use tramline::{Event, Result};
 
 /// Counts what the store says of each round trip.
@@ -53,17 +54,25 @@ async fn emit_claim_and_settle_take_two_round_trips_each() {
     store.close().await;
 }
 
-/// Lanes are found before they are locked.
+/// Lanes are found before they are locked, and read after that, all in one round trip; also by a worker that helps others.
 #[tokio::test]
-async fn where_there_is_order_a_claim_takes_three() {
+async fn where_there_is_order_they_take_two_round_trips_too() {
     let store = Private::open().await;
     let queue = store.subscribe("q", Ordering::Key).await;
     store.emit(event("first")).await.unwrap();
     store.settle_done(queue.id, &store.claim(queue.id, 9).await).await;
-    let (_, emits) = counted(store.store.emit(emit("k", 100))).await;
-    let (claimed, claims) = counted(store.store.claim(claim(queue.id, 100))).await;
-    let (_, settles) = counted(store.store.settle(done(queue.id, &claimed))).await;
-    assert_eq!((emits, claims, settles), (2, 3, 2));
+    for (of, count) in [(1, 1), (1, 100), (2, 100)] {
+        let share = Share { index: 0, of, help: true };
+        let (_, emits) = counted(store.store.emit(emit("k", count))).await;
+        let (claimed, claims) =
+            counted(store.store.claim(Claim { share, ..claim(queue.id, count as u32) })).await;
+        let (settled, settles) = counted(store.store.settle(done(queue.id, &claimed))).await;
+        assert_eq!((emits, claims, settles), (2, 2, 2), "{count} events, {of} workers");
+        assert_eq!(settled.accepted.iter().flatten().filter(|accepted| **accepted).count(), count);
+    }
+    let (nothing, claims) = counted(store.store.claim(claim(queue.id, 100))).await;
+    assert!(nothing.slices.is_empty());
+    assert_eq!(claims, 2);
     store.close().await;
 }
 

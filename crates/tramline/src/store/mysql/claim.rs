@@ -5,7 +5,7 @@ use super::MysqlStore;
 use super::compact::compact;
 use super::limit;
 use super::order;
-use super::rows::{SLICE, apply, chunk, chunks_sql, slices};
+use super::rows::{apply, chunk, chunks_sql, pick_sql, slices};
 use super::session::{Begin, Rows, Session};
 use super::sql::Columns;
 use super::step::Tries;
@@ -30,6 +30,10 @@ use std::sync::Arc;
 
 /// How many expired leases one claim looks after.
 const EXPIRED: u32 = 64;
+/// How many due slices a claim looks at for each that it wants, as others may have locked the first ones.
+const SPARE: u32 = 4;
+/// The same, after it got none of those.
+const CROWDED: u32 = 64;
 
 /// What there is to do besides taking.
 pub(super) struct Outlook {
@@ -112,7 +116,9 @@ fn work_reads(claim: &Claim, ordered: bool) -> Vec<String> {
     if ordered {
         return order::first_reads(claim);
     }
-    vec![due_sql(claim.subscription, State::Ready, slices_wanted(claim.max_events, claim.single))]
+    let limit = slices_wanted(claim.max_events, claim.single);
+    let due = due_sql(claim.subscription, State::Ready, limit, limit.saturating_mul(SPARE));
+    vec![due, out_of_reach_sql(claim.subscription)]
 }
 
 /// Rules, back-fills, expired leases, suspects. Leases hang on slices (one index probe per state and priority, however many are
@@ -336,6 +342,11 @@ async fn unordered(
         true => due(session, id, State::Ready, limit).await?,
         false => slices(found.first().map_or(&[][..], |rows| rows))?,
     };
+    let out_of_reach = found.get(1).and_then(|rows| rows.first()).map_or(Ok(false), |row| row.flag(0))?;
+    if ready.is_empty() && out_of_reach {
+        let all = due_sql(id, State::Ready, limit, limit.saturating_mul(CROWDED));
+        ready = slices(&session.rows(all).await?)?;
+    }
     while !taker.is_full() {
         let all = (ready.len() as u32) < limit;
         raw.slices.extend(take(ready, taker, &mut changes));
@@ -357,16 +368,32 @@ fn slices_wanted(events: u32, single: bool) -> u32 {
     full.max(events.min(32))
 }
 
-/// Locks due slices of one state, by priority and then time.
+/// Locks due slices of one state, by priority and then time: `limit` of the first `among`.
 ///
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`: one range per priority, read in order and left as
 /// soon as there is enough, so that neither what is not due nor what is not wanted costs anything.
-pub(super) fn due_sql(id: SubscriptionId, state: State, limit: u32) -> String {
+pub(super) fn due_sql(id: SubscriptionId, state: State, limit: u32, among: u32) -> String {
+    let found = format!(
+        "SELECT c.chunk, c.id FROM tramline_slice c FORCE INDEX (tramline_slice_claim) WHERE {} \
+         ORDER BY c.`rank`, c.pos LIMIT {among}",
+        is_due("c", id, state)
+    );
+    pick_sql(&found, &is_due("s", id, state), limit)
+}
+
+fn is_due(slice: &str, SubscriptionId(id): SubscriptionId, state: State) -> String {
     format!(
-        "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {} \
-         AND s.state = {} AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now \
-         ORDER BY s.`rank`, s.pos LIMIT {limit} FOR UPDATE SKIP LOCKED",
-        id.0, state as i16
+        "{slice}.subscription = {id} AND {slice}.state = {} AND {slice}.lane = 0 AND {slice}.`rank` {RANKS} \
+         AND {slice}.pos <= @tramline_now",
+        state as i16
+    )
+}
+
+/// True if something is ready although the statement before this one got nothing: others have locked all that it looked at.
+fn out_of_reach_sql(id: SubscriptionId) -> String {
+    format!(
+        "SELECT FOUND_ROWS() = 0 AND EXISTS (SELECT 1 FROM tramline_slice c FORCE INDEX (tramline_slice_claim) WHERE {})",
+        is_due("c", id, State::Ready)
     )
 }
 
@@ -376,7 +403,7 @@ pub(super) async fn due(
     state: State,
     limit: u32,
 ) -> Result<Vec<Slice>> {
-    slices(&session.rows(due_sql(id, state, limit)).await?)
+    slices(&session.rows(due_sql(id, state, limit, limit.saturating_mul(SPARE).max(EXPIRED))).await?)
 }
 
 /// What became of leases that have ended.
@@ -395,7 +422,7 @@ async fn expire_leases(
 ) -> Result<Ended> {
     let mut changes = Changes::default();
     let mut count = 0;
-    let sql = states.iter().map(|state| due_sql(id, *state, EXPIRED)).collect();
+    let sql = states.iter().map(|state| due_sql(id, *state, EXPIRED, EXPIRED * SPARE)).collect();
     for rows in session.sets(sql).await? {
         for slice in slices(&rows)? {
             expire(slice, policy, session.now, None, &mut changes);

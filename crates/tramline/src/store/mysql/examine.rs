@@ -39,6 +39,19 @@ pub struct MysqlFigures {
     pub foreign_tables: Vec<(String, String)>,
     /// Free bytes by path, where the server says so.
     pub disks: Vec<(String, u64)>,
+    /// What programs wanted to emit and was refused, if there is something.
+    pub refusals: Option<Refusals>,
+}
+
+/// Rows of the inbox that were refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusals {
+    /// How many; nobody counts beyond 10,000.
+    pub rows: i64,
+    /// The number of the first.
+    pub first: i64,
+    /// Why that was.
+    pub reason: String,
 }
 
 const TABLES: &str = "SELECT CAST(table_name AS CHAR), CAST(engine AS CHAR) FROM information_schema.tables \
@@ -49,6 +62,9 @@ const INDEXES: &str = "SELECT DISTINCT CAST(index_name AS CHAR) FROM information
 const HOLDERS: &str = "SELECT trx_mysql_thread_id, trx_query IS NULL, TIMESTAMPDIFF(SECOND, trx_started, NOW()) \
     FROM information_schema.innodb_trx WHERE trx_mysql_thread_id <> CONNECTION_ID()";
 const HISTORY: &str = "SELECT CAST(`count` AS SIGNED) FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'";
+/// Uses `tramline_inbox_refused`.
+const REFUSALS: &str = "SELECT (SELECT COUNT(*) FROM (SELECT 1 FROM tramline_inbox WHERE refused = 1 LIMIT 10000) r), \
+    id, LEFT(COALESCE(error, ''), 500) FROM tramline_inbox WHERE refused = 1 ORDER BY id LIMIT 1";
 /// There if the plug-in `disks` of MariaDB is.
 const DISKS: &str =
     "SELECT CAST(path AS CHAR), CAST(available AS SIGNED) * 1024 FROM information_schema.disks";
@@ -75,6 +91,8 @@ async fn read(conn: &mut MySqlConnection, options: &MysqlOptions) -> Result<Mysq
     })
     .await?;
     let history = shown(each(conn, HISTORY, |row| row.int(0)).await)?;
+    // The table may not be there yet.
+    let refusals: Option<Vec<Refusals>> = shown(each(conn, REFUSALS, refusal).await)?;
     let disks = each(conn, DISKS, |row| Ok((row.text(0)?, row.count(1)?))).await.unwrap_or_default();
     Ok(MysqlFigures {
         schema: schema(conn, &tables).await?,
@@ -87,6 +105,7 @@ async fn read(conn: &mut MySqlConnection, options: &MysqlOptions) -> Result<Mysq
         waits: waits.unwrap_or_default(),
         foreign_tables: tables.into_iter().filter(|(_, engine)| engine != "InnoDB").collect(),
         disks,
+        refusals: refusals.and_then(|mut found| found.pop()),
         version: server.version,
         settings: server.settings,
     })
@@ -156,6 +175,10 @@ fn wait(row: &MySqlRow) -> Result<LockWait> {
         age: age(row, 1)?.unwrap_or_default(),
         blocked_by: vec![row.int(2)?],
     })
+}
+
+fn refusal(row: &MySqlRow) -> Result<Refusals> {
+    Ok(Refusals { rows: row.int(0)?, first: row.int(1)?, reason: row.text(2)? })
 }
 
 fn age(row: &MySqlRow, at: usize) -> Result<Option<Duration>> {

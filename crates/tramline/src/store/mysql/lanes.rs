@@ -29,10 +29,14 @@ pub(super) async fn leased(
 /// Locks lanes in sorted order, waiting for whoever has them.
 pub(super) fn lock_sql(id: SubscriptionId, lanes: impl Iterator<Item = LaneId>, lock: &str) -> String {
     let lanes: BTreeSet<i64> = lanes.map(|lane| lane.0).collect();
+    lock_numbered_sql(id, &numbered(lanes), lock)
+}
+
+/// Locks lanes in the order of a table of numbers.
+pub(super) fn lock_numbered_sql(id: SubscriptionId, numbered: &str, lock: &str) -> String {
     format!(
-        "SELECT {LANE} FROM {} STRAIGHT_JOIN tramline_lane l FORCE INDEX (PRIMARY) \
+        "SELECT {LANE} FROM {numbered} STRAIGHT_JOIN tramline_lane l FORCE INDEX (PRIMARY) \
          ON l.subscription = {} AND l.lane = n.a {lock}",
-        numbered(lanes),
         id.0
     )
 }

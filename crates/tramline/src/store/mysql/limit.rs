@@ -1,7 +1,7 @@
 //! Limits: what a claim may take, counted where it is, under a lock that only claims of the same subscription take.
 
 use super::claim::{Outlook, due, end_lapsed};
-use super::rows::{SLICE, apply, keys, slices};
+use super::rows::{apply, keys, pick_sql, slices};
 use super::session::Session;
 use super::sql::{Columns, list, text};
 use crate::error::Result;
@@ -197,13 +197,14 @@ async fn crowded(
     }
     let of_key = |rank: i64| {
         format!(
-            "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {number} \
-             AND s.state = 8 AND s.lane = 0 AND s.`rank` = {rank} ORDER BY s.pos LIMIT {} FOR UPDATE SKIP LOCKED",
+            "SELECT c.chunk, c.id FROM tramline_slice c FORCE INDEX (tramline_slice_claim) WHERE c.subscription = {number} \
+             AND c.state = 8 AND c.lane = 0 AND c.`rank` = {rank} ORDER BY c.pos LIMIT {}",
             crowd.most()
         )
     };
+    let pick = |rank: i64| pick_sql(&of_key(rank), "s.state = 8", crowd.most());
     let mut found = Vec::new();
-    for rows in session.sets(ranks.into_iter().map(of_key).collect()).await? {
+    for rows in session.sets(ranks.into_iter().map(pick).collect()).await? {
         found.extend(slices(&rows)?);
     }
     Ok(found)
@@ -216,11 +217,11 @@ pub(super) async fn disperse_some(session: &mut Session<'_>, limit: u32) -> Resu
     let free = |policy: &Policy| policy.limits.per_key_concurrency.is_none() && !policy.is_ordered();
     let ids = catalog.subscriptions().iter().filter(|one| free(&one.policy)).map(|one| one.id.0);
     let sql = format!(
-        "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription IN ({}) AND s.state = 8 \
-         LIMIT {limit} FOR UPDATE SKIP LOCKED",
+        "SELECT c.chunk, c.id FROM tramline_slice c FORCE INDEX (tramline_slice_claim) WHERE c.subscription IN ({}) AND c.state = 8 \
+         LIMIT {limit}",
         list(ids)
     );
-    let crowded = slices(&session.rows(sql).await?)?;
+    let crowded = slices(&session.rows(pick_sql(&sql, "s.state = 8", limit)).await?)?;
     let mut woken: Vec<SubscriptionId> = crowded.iter().map(|slice| slice.subscription).collect();
     woken.dedup();
     let Some(first) = woken.first().copied() else { return Ok(woken) };

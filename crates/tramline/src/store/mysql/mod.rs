@@ -47,7 +47,7 @@ mod tally;
 mod token;
 mod unique;
 
-pub use examine::MysqlFigures;
+pub use examine::{MysqlFigures, Refusals};
 pub use options::MysqlOptions;
 
 use crate::error::{Error, Result};
@@ -78,7 +78,8 @@ const STALE: Duration = Duration::from_secs(1);
 /// How every connection is set up. A step waits for a lock for a second, which is the least that can be said, and then begins anew:
 /// emits that wait for one key must not hold up others.
 const SETUP: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', \
-    time_zone = '+00:00', innodb_lock_wait_timeout = 1, autocommit = 1, sql_safe_updates = 0, sql_select_limit = DEFAULT; \
+    time_zone = '+00:00', innodb_lock_wait_timeout = 1, autocommit = 1, sql_safe_updates = 0, sql_select_limit = DEFAULT, \
+    group_concat_max_len = 1048576; \
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
 
 /// A MySQL or MariaDB database.
@@ -153,7 +154,7 @@ impl MysqlStore {
 
     /// The statement that finds due work, to be given to `EXPLAIN`.
     pub fn claim_sql(&self, subscription: crate::model::id::SubscriptionId) -> String {
-        claim::due_sql(subscription, crate::model::slice::State::Ready, 64)
+        claim::due_sql(subscription, crate::model::slice::State::Ready, 64, 256)
     }
 
     /// A pool of connections for callers that keep their own tables in the same database; they are READ COMMITTED, as [`emit_in`]

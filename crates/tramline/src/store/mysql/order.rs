@@ -1,11 +1,13 @@
 //! Ordered claims: many lanes in one transaction, whole chunks, oldest first.
 
 use super::claim::Outlook;
-use super::lanes::{leased, load_chunks, load_keys, load_marks, load_running, lock_sql, views};
+use super::lanes::{
+    leased, load_chunks, load_keys, load_marks, load_running, lock_numbered_sql, lock_sql, views,
+};
 use super::rows::{SLICE, apply, slices, write_lanes};
 use super::session::{Rows, Session};
-use super::sql::{Columns, list, pairs};
-use crate::error::Result;
+use super::sql::{Columns, list, numbered_by, pairs};
+use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::{Held, Known, Lane};
 use crate::model::slice::{Slice, State};
@@ -24,10 +26,12 @@ const LANES: usize = 64;
 const ROUNDS: u32 = 8;
 /// How many suspects, and how many waiting slices, one claim reads at most.
 const TROUBLED: usize = 4096;
+/// How many ready slices of each lane are read at first, at least.
+const LEAST_PAGE: usize = 8;
 
-/// What a claim asks in its first round trip: lanes of its own with something to do, if nothing is back-filled.
+/// What a claim asks in its first round trip, if nothing is back-filled.
 pub(super) fn first_reads(claim: &Claim) -> Vec<String> {
-    vec![candidates_sql(claim, Which::Own, &HashMap::new())]
+    look_sql(claim, &HashMap::new())
 }
 
 /// Takes from as many lanes as needed, the worker's own first. Gives the statement that says when something becomes due, if that
@@ -41,31 +45,15 @@ pub(super) async fn claim(
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<Option<String>> {
+    let sets = match outlook.backfills.is_empty() {
+        true => found,
+        false => session.sets(look_sql(claim, &outlook.backfills)).await?,
+    };
+    let seen = Seen::read(&sets)?;
     // With so many lanes there may be others: if these had nothing, the next claim looks at those.
-    let mut crowded = false;
-    let mut found = found.into_iter().next();
-    for which in [Which::Troubled, Which::Own, Which::Others] {
-        let wanted = match which {
-            Which::Troubled => claim.suspects == Suspects::TakeOne && (outlook.suspects || outlook.expired),
-            Which::Own => true,
-            Which::Others => claim.share.help,
-        };
-        if !wanted || taker.is_full() {
-            continue;
-        }
-        let rows = match found.take_if(|_| which == Which::Own && outlook.backfills.is_empty()) {
-            Some(rows) => rows,
-            None => session.rows(candidates_sql(claim, which, &outlook.backfills)).await?,
-        };
-        let chosen: Vec<LaneId> = rows.iter().map(|row| row.int(0).map(LaneId)).collect::<Result<_>>()?;
-        crowded |= chosen.len() == LANES;
-        if chosen.is_empty() {
-            continue;
-        }
-        let look = Look { claim, policy, outlook, which };
-        if look.take_lanes(session, chosen, taker, raw).await? == Taken::Suspect {
-            return Ok(None);
-        }
+    let crowded = seen.chosen.len() == LANES;
+    if (Look { claim, policy, outlook }).take_lanes(session, seen, taker, raw).await? == Taken::Suspect {
+        return Ok(None);
     }
     if taker.is_full() {
         return Ok(None);
@@ -76,15 +64,13 @@ pub(super) async fn claim(
     Ok(Some(next_due_sql(claim.subscription)))
 }
 
-/// Which lanes a claim looks at, in this order.
+/// What a claim wants of lanes.
 #[derive(Clone, Copy, PartialEq)]
-enum Which {
-    /// Those with suspects, or about to have some: whoever takes one takes nothing else.
-    Troubled,
-    /// The worker's own.
-    Own,
-    /// Those of other workers.
-    Others,
+enum Wanted {
+    /// A suspect: whoever takes one takes nothing else.
+    Suspect,
+    /// Whatever there is to do.
+    Work,
 }
 
 /// A look at some lanes.
@@ -92,8 +78,9 @@ struct Look<'a> {
     claim: &'a Claim,
     policy: &'a Policy,
     outlook: &'a Outlook,
-    which: Which,
 }
+
+type Views = BTreeMap<LaneId, LaneView>;
 
 /// Whether a claim may go on.
 #[derive(PartialEq)]
@@ -104,11 +91,91 @@ enum Taken {
     Rest,
 }
 
+/// A look at lanes in one round trip: finds them, locks them, and reads what they have to offer.
+///
+/// The server makes up the last statement from what the first one found. MariaDB has no lateral joins, and a join with the lanes
+/// would read all that is in each of them.
+fn look_sql(claim: &Claim, backfills: &HashMap<TopicId, ChunkId>) -> Vec<String> {
+    let id = claim.subscription;
+    let of_all = |state: State, more: &str, limit: usize| {
+        range_sql(id, state, "', GROUP_CONCAT(c.lane), '", more, &limit.to_string())
+    };
+    let below = match backfills.is_empty() {
+        true => String::new(),
+        false => format!(" AND s.pos < ', {}, '", cursor("c.lane", backfills)),
+    };
+    let of_one = range_sql(id, State::Ready, "', c.lane, '", &below, "PAGE");
+    let pages = format!(
+        "REPLACE(GROUP_CONCAT('{of_one}' SEPARATOR ' UNION ALL '), 'PAGE', GREATEST({} DIV COUNT(*), {LEAST_PAGE}) + 1)",
+        claim.max_events
+    );
+    let work = format!(
+        "CONCAT('{} UNION ALL {} UNION ALL ', {pages})",
+        of_all(State::Suspect, "", TROUBLED),
+        of_all(State::Waiting, IS_DUE, TROUBLED)
+    );
+    vec![
+        format!(
+            "SELECT GROUP_CONCAT(c.lane ORDER BY c.lane), COALESCE({work}, 'DO 0') INTO @tramline_lanes, @tramline_work FROM ({}) c",
+            candidates_sql(claim, backfills)
+        ),
+        "SELECT @tramline_lanes".to_owned(),
+        lock_numbered_sql(id, &numbered_by("@tramline_lanes"), "FOR UPDATE SKIP LOCKED"),
+        "PREPARE tramline_work FROM @tramline_work".to_owned(),
+        "EXECUTE tramline_work".to_owned(),
+        "DEALLOCATE PREPARE tramline_work".to_owned(),
+    ]
+}
+
+/// What [`look_sql`] gave.
+struct Seen {
+    chosen: Vec<LaneId>,
+    /// Those of them that are locked now.
+    views: BTreeMap<LaneId, LaneView>,
+    /// The first page of what they have to offer.
+    work: Vec<Slice>,
+}
+
+impl Seen {
+    fn read(sets: &[Rows]) -> Result<Seen> {
+        let [_, chosen, locked, _, work, _] = sets else {
+            return Err(Error::unavailable(
+                "the server gave fewer answers than it was asked for",
+                "try again",
+            ));
+        };
+        let chosen = chosen.first().map_or(Ok(None), |row| row.maybe_text(0))?.unwrap_or_default();
+        let chosen = chosen.split(',').filter_map(|lane| lane.parse().ok()).map(LaneId).collect();
+        Ok(Seen { chosen, views: views(locked)?, work: slices(work)? })
+    }
+}
+
+/// Slices of one state in lanes, in their order. Part of a statement; there may be something else than numbers.
+///
+/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`.
+fn range_sql(
+    SubscriptionId(id): SubscriptionId,
+    state: State,
+    lanes: &str,
+    more: &str,
+    limit: &str,
+) -> String {
+    format!(
+        "(SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {id} \
+         AND s.state = {} AND s.lane IN ({lanes}) AND s.`rank` = 0{more} ORDER BY s.lane, s.pos, s.chunk, s.id LIMIT {limit})",
+        state as i16
+    )
+}
+
+/// Of waiting slices.
+const IS_DUE: &str = " AND s.pos <= @tramline_now";
+
 /// Open lanes with something to do. Nothing is locked, so that lanes beyond those that are wanted stay free; what is found is read
-/// again once it is locked. Another lane comes first every time.
+/// again once it is locked. Those with suspects, or about to have some, come first if a suspect is wanted, then the worker's own, and
+/// of those another one every time.
 ///
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, three probes per lane.
-fn candidates_sql(claim: &Claim, which: Which, backfills: &HashMap<TopicId, ChunkId>) -> String {
+fn candidates_sql(claim: &Claim, backfills: &HashMap<TopicId, ChunkId>) -> String {
     let (SubscriptionId(id), owner) = (claim.subscription, claim.owner.0);
     let has = |state: State, more: &str| {
         format!(
@@ -117,15 +184,8 @@ fn candidates_sql(claim: &Claim, which: Which, backfills: &HashMap<TopicId, Chun
             state as i16
         )
     };
-    let own = match which {
-        Which::Troubled => (!claim.share.help).then_some(true),
-        Which::Own => Some(true),
-        Which::Others => Some(false),
-    };
-    let share = own.map_or_else(String::new, |own| {
-        let (of, index) = (claim.share.of.max(1), claim.share.index);
-        format!(" AND ((l.lane & 4095) % {of} = {index}) = {own}")
-    });
+    let own = format!("(l.lane & 4095) % {} = {}", claim.share.of.max(1), claim.share.index);
+    let share = if claim.share.help { String::new() } else { format!(" AND {own}") };
     let held = |closed: &dyn Fn(&Held) -> bool| match &claim.known {
         Known::All => pairs(("l.lane", "l.epoch"), []),
         Known::Only(held) => {
@@ -138,62 +198,77 @@ fn candidates_sql(claim: &Claim, which: Which, backfills: &HashMap<TopicId, Chun
         Known::Only(_) => format!("l.owner = {owner} AND NOT {}", held(&|_| true)),
     };
     let closed = held(&|held| held.closed);
-    let work = match which {
-        Which::Troubled => String::new(),
-        _ => format!(
-            " OR {} OR {}",
-            has(State::Ready, &format!(" AND s.`rank` = 0{}", below(backfills))),
-            has(State::Waiting, " AND s.`rank` = 0 AND s.pos <= @tramline_now")
-        ),
+    let below = match backfills.is_empty() {
+        true => String::new(),
+        false => format!(" AND s.pos < {}", cursor("l.lane", backfills)),
+    };
+    let troubled =
+        format!("(l.owner <> 0 AND l.until <= @tramline_now OR {forgotten} OR {})", has(State::Suspect, ""));
+    let first = match claim.suspects {
+        Suspects::TakeOne => format!("{troubled} DESC, "),
+        Suspects::Leave => String::new(),
     };
     format!(
         "SELECT l.lane FROM tramline_lane l WHERE l.subscription = {id} AND l.halted_until <= @tramline_now \
          AND (l.owner = 0 OR l.until <= @tramline_now OR l.owner = {owner} AND (l.lane <> 1 OR {forgotten})){share} AND NOT (l.owner = {owner} AND {closed}) \
-         AND (l.owner <> 0 AND l.until <= @tramline_now OR {forgotten} OR {}{work}) ORDER BY (l.lane + @tramline_now) % 4093 LIMIT {LANES}",
-        has(State::Suspect, "")
+         AND ({troubled} OR {} OR {}) ORDER BY {first}{own} DESC, (l.lane + @tramline_now) % 4093 LIMIT {LANES}",
+        has(State::Ready, &format!(" AND s.`rank` = 0{below}")),
+        has(State::Waiting, &format!(" AND s.`rank` = 0{IS_DUE}"))
     )
 }
 
-/// What is above the cursor of a back-fill has to wait.
-fn below(backfills: &HashMap<TopicId, ChunkId>) -> String {
-    if backfills.is_empty() {
-        return String::new();
-    }
+/// The cursor of the back-fill of a lane: what is above it has to wait.
+fn cursor(lane: &str, backfills: &HashMap<TopicId, ChunkId>) -> String {
     let cursors: Vec<String> =
         backfills.iter().map(|(topic, next)| format!(" WHEN {} THEN {}", topic.0, next.0)).collect();
-    format!(" AND s.pos < CASE l.lane DIV 4096{} ELSE {} END", cursors.concat(), i64::MAX)
+    format!("CASE {lane} DIV 4096{} ELSE {} END", cursors.concat(), i64::MAX)
 }
 
 impl Look<'_> {
-    /// Locks lanes and takes from them. This is the only place where a locked lane is passed over: whoever has it takes from it.
+    /// Takes from the lanes that were locked. Where they were is the only place where a locked lane is passed over: whoever has it
+    /// takes from it.
     async fn take_lanes(
         &self,
         session: &mut Session<'_>,
-        chosen: Vec<LaneId>,
+        seen: Seen,
         taker: &mut Taker,
         raw: &mut RawClaim,
     ) -> Result<Taken> {
-        let Claim { subscription, owner, known, .. } = self.claim;
-        let mut reading = Reading::new(chosen.iter().copied(), taker);
-        let mut sql = vec![lock_sql(*subscription, chosen.into_iter(), "FOR UPDATE SKIP LOCKED")];
-        sql.extend(reading.sql(*subscription, self.outlook));
-        let mut sets = session.sets(sql).await?;
-        let found = sets.split_off(1);
-        let mut views = views(&sets[0])?;
+        let Claim { subscription, owner, known, share, .. } = self.claim;
+        let Seen { chosen, mut views, work: found } = seen;
         let now = session.now;
         views.retain(|_, view| view.lane.is_open_to(*owner, known, now));
+        if views.is_empty() {
+            return Ok(Taken::Rest);
+        }
         let before: Vec<Lane> = views.values().map(|view| view.lane.clone()).collect();
         let lapsed = views.values().filter(|view| view.lane.is_lapsed(*owner, known, now));
         let lapsed: Vec<LaneId> = lapsed.map(|view| view.lane.lane).collect();
-        let work = if lapsed.is_empty() {
-            reading.read(&found)?;
+        let mut work = if lapsed.is_empty() {
+            let mut reading = Reading::new(chosen.into_iter(), taker);
+            reading.read(found);
+            reading.keep(|lane| views.contains_key(lane));
             Some(reading.rest(session, *subscription, self.outlook, taker).await?)
         } else {
             // What was taken under those leases is work again.
             take_over_lapsed(session, *subscription, self.policy, lapsed, &mut views).await?;
             None
         };
-        let taken = self.take_from(session, &mut views, work, taker, raw).await?;
+        let mut taken = Taken::Rest;
+        if self.claim.suspects == Suspects::TakeOne && (self.outlook.suspects || self.outlook.expired) {
+            taken = self.take_from(session, Wanted::Suspect, &mut views, work.take(), taker, raw).await?;
+        }
+        let others: Views = views.extract_if(.., |lane, _| !share.prefers(*lane)).collect();
+        for mut some in [std::mem::take(&mut views), others] {
+            if taken == Taken::Rest && !some.is_empty() && !taker.is_full() {
+                let of_some = |work: &mut BTreeMap<LaneId, Work>| {
+                    work.extract_if(.., |lane, _| some.contains_key(lane)).collect()
+                };
+                let work = work.as_mut().map(of_some);
+                taken = self.take_from(session, Wanted::Work, &mut some, work, taker, raw).await?;
+            }
+            views.append(&mut some);
+        }
         let lanes = views.values().map(|view| &view.lane).zip(&before);
         let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
         write_lanes(session, &changed);
@@ -204,7 +279,8 @@ impl Look<'_> {
     async fn take_from(
         &self,
         session: &mut Session<'_>,
-        views: &mut BTreeMap<LaneId, LaneView>,
+        wanted: Wanted,
+        views: &mut Views,
         mut found: Option<BTreeMap<LaneId, Work>>,
         taker: &mut Taker,
         raw: &mut RawClaim,
@@ -225,7 +301,7 @@ impl Look<'_> {
                 }
                 continue;
             }
-            if self.which == Which::Troubled {
+            if wanted == Wanted::Suspect {
                 return Ok(Taken::Rest);
             }
             raw.suspects_wait |= work.values().any(|work| !work.suspects.is_empty());
@@ -324,9 +400,6 @@ async fn load_work(
 
 /// What lanes have to offer, page by page: suspects, due waiting slices and ready slices of all lanes in one round trip, and more ready
 /// ones as long as less is there than wanted. Ready slices come as whole chunks and not beyond the bytes that are wanted.
-///
-/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`. MariaDB has no lateral joins, so each lane is a statement of its
-/// own.
 struct Reading {
     work: BTreeMap<LaneId, Work>,
     /// The lanes to read on, and behind which chunk.
@@ -342,24 +415,20 @@ struct Reading {
 impl Reading {
     fn new(lanes: impl Iterator<Item = LaneId>, taker: &Taker) -> Reading {
         let after: BTreeMap<LaneId, i64> = lanes.map(|lane| (lane, -1)).collect();
-        let page = (taker.events as usize / after.len().max(1)).max(8);
+        let page = (taker.events as usize / after.len().max(1)).max(LEAST_PAGE);
         Reading { work: BTreeMap::new(), after, page, first: true, events: 0, bytes: 0, unknown: None }
     }
 
     /// The next page of each lane. Suspects and waiting slices are few, so those of all lanes are one range each.
-    fn sql(&self, id: SubscriptionId, outlook: &Outlook) -> Vec<String> {
+    fn sql(&self, id: SubscriptionId, outlook: &Outlook) -> String {
         let range = |state: State, lanes: &str, more: &str, limit: usize| {
-            format!(
-                "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {} \
-                 AND s.state = {} AND s.lane IN ({lanes}) AND s.`rank` = 0{more} ORDER BY s.lane, s.pos, s.chunk, s.id LIMIT {limit}",
-                id.0, state as i16
-            )
+            range_sql(id, state, lanes, more, &limit.to_string())
         };
         let mut sql = Vec::new();
         if self.first {
             let lanes = list(self.after.keys().map(|lane| lane.0));
             sql.push(range(State::Suspect, &lanes, "", TROUBLED));
-            sql.push(range(State::Waiting, &lanes, " AND s.pos <= @tramline_now", TROUBLED));
+            sql.push(range(State::Waiting, &lanes, IS_DUE, TROUBLED));
         }
         for (lane, after) in &self.after {
             let below = outlook.backfills.get(&lane.topic());
@@ -367,23 +436,23 @@ impl Reading {
             let more = format!(" AND s.pos > {after}{below}");
             sql.push(range(State::Ready, &lane.0.to_string(), &more, self.page + 1));
         }
-        sql
+        sql.join(" UNION ALL ")
     }
 
     /// Takes a page in.
-    fn read(&mut self, sets: &[Rows]) -> Result<()> {
-        let mut ready = sets;
-        if let (true, [suspects, waiting, rest @ ..]) = (self.first, sets) {
-            ready = rest;
-            self.read_suspects(slices(suspects)?);
-            for slice in slices(waiting)? {
-                self.count(&slice);
-                self.work.entry(slice.lane).or_default().waiting.push(slice);
-            }
+    fn read(&mut self, found: Vec<Slice>) {
+        let (ready, troubled): (Vec<Slice>, Vec<Slice>) =
+            found.into_iter().partition(|slice| slice.state == State::Ready);
+        let (suspects, waiting) = troubled.into_iter().partition(|slice| slice.state == State::Suspect);
+        self.read_suspects(suspects);
+        for slice in waiting {
+            self.count(&slice);
+            self.work.entry(slice.lane).or_default().waiting.push(slice);
         }
+        let mut ready = group(ready);
         let mut next = BTreeMap::new();
-        for ((lane, after), rows) in std::mem::take(&mut self.after).into_iter().zip(ready) {
-            let mut found = slices(rows)?;
+        for (lane, after) in std::mem::take(&mut self.after) {
+            let mut found = ready.remove(&lane).unwrap_or_default();
             // One more than the page says that there is more, and that its chunk may be here in part only.
             if let Some(more) = found.get(self.page).map(|slice| slice.chunk) {
                 found.retain(|slice| slice.chunk < more);
@@ -396,7 +465,17 @@ impl Reading {
         }
         // A chunk has at most 64 slices in a lane: soon one fits into a page.
         (self.after, self.page, self.first) = (next, self.page * 4, false);
-        Ok(())
+    }
+
+    /// Only these lanes are of interest: others could not be locked.
+    fn keep(&mut self, wanted: impl Fn(&LaneId) -> bool) {
+        self.after.retain(|lane, _| wanted(lane));
+        self.work.retain(|lane, _| wanted(lane));
+        let slices =
+            self.work.values().flat_map(|work| work.suspects.iter().chain(&work.waiting).chain(&work.ready));
+        (self.events, self.bytes) = slices.fold((0, 0), |(events, bytes), slice| {
+            (events + u64::from(slice.mask.count()), bytes + i64::from(slice.bytes))
+        });
     }
 
     /// Of each lane the suspects of the first chunk. If there are so many that not all could be read, nothing is known of the lanes
@@ -429,8 +508,8 @@ impl Reading {
         taker: &Taker,
     ) -> Result<BTreeMap<LaneId, Work>> {
         while !self.after.is_empty() && self.events < u64::from(taker.events) && self.bytes < taker.bytes {
-            let sets = session.sets(self.sql(id, outlook)).await?;
-            self.read(&sets)?;
+            let rows = session.rows(self.sql(id, outlook)).await?;
+            self.read(slices(&rows)?);
         }
         self.work.retain(|lane, _| self.unknown.is_none_or(|last| *lane <= last));
         for lane in self.work.values_mut() {

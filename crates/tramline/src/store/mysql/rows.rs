@@ -260,6 +260,19 @@ pub(super) fn slices_sql(which: &str, chunks: impl IntoIterator<Item = i64>, loc
     )
 }
 
+/// A statement that locks slices `s` by the primary key: of those whose `chunk` and `id` are `found`, the first ones for which `still`
+/// is true. What somebody else has locked is passed over.
+///
+/// Slices are found by the claim index without locks, and `found` has to have a LIMIT, or MySQL would join the two into one statement.
+/// A statement that locks by that index locks its entries before the rows, and the entry behind each range too; a settlement
+/// has the rows, and then needs their entries. The two would wait for each other, as SKIP LOCKED waits too for a moment in MariaDB.
+pub(super) fn pick_sql(found: &str, still: &str, limit: u32) -> String {
+    format!(
+        "SELECT {SLICE} FROM ({found}) n STRAIGHT_JOIN tramline_slice s FORCE INDEX (PRIMARY) \
+         ON s.chunk = n.chunk AND s.id = n.id WHERE {still} LIMIT {limit} FOR UPDATE SKIP LOCKED"
+    )
+}
+
 /// Deletes slices by the primary key.
 pub(super) fn delete(session: &mut Session<'_>, rows: &[(ChunkId, SliceId)]) {
     for some in rows.chunks(LIST) {

@@ -9,7 +9,7 @@ use super::limit;
 use super::look::workers;
 use super::mend;
 use super::remote;
-use super::rows::{CHUNK, chunk, delete_chunks, insert, lock_chunks_sql};
+use super::rows::{CHUNK, chunk, delete_chunks, insert, lock_chunks_sql, pick_sql};
 use super::rules;
 use super::session::{Begin, Session};
 use super::sql::{Columns, LIST, list, overwrite, paired, text};
@@ -107,9 +107,11 @@ async fn bury(
 ) -> Result<BTreeSet<SubscriptionId>> {
     let ids = list(session.catalog.subscriptions().iter().map(|subscription| subscription.id.0));
     let slices = format!(
-        "SELECT chunk, id, subscription FROM tramline_slice FORCE INDEX (tramline_slice_claim) \
-         WHERE subscription IN ({ids}) AND state IN (1, 7) AND lane = 0 AND owner = {owner} FOR UPDATE SKIP LOCKED"
+        "SELECT c.chunk, c.id FROM tramline_slice c FORCE INDEX (tramline_slice_claim) \
+         WHERE c.subscription IN ({ids}) AND c.state IN (1, 7) AND c.lane = 0 AND c.owner = {owner} LIMIT {most}",
+        most = u32::MAX
     );
+    let slices = pick_sql(&slices, &format!("s.state IN (1, 7) AND s.owner = {owner}"), u32::MAX);
     let lanes = format!(
         "SELECT subscription, lane, subscription FROM tramline_lane WHERE subscription IN ({ids}) AND owner = {owner} \
          FOR UPDATE SKIP LOCKED"
