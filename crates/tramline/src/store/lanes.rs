@@ -1,13 +1,17 @@
-//! What ordered claims decide between reading and writing, whatever the database.
+//! What ordered claims decide between reading and writing, whatever the database; and what steps on lanes have to load, on servers:
+//! always many lanes at a time.
 
-use crate::model::id::{ChunkId, LaneId};
+use crate::error::Result;
+use crate::model::id::{ChunkId, LaneId, SubscriptionId};
 use crate::model::slice::Slice;
 use crate::model::time::Time;
 use crate::plan::lane::before_suspects;
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
+use crate::store::rows::StepRows;
 use crate::store::verbs::{Claim, Suspects};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// What one lane has to offer.
 #[derive(Default)]
@@ -92,4 +96,90 @@ pub(crate) fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
         }
     }
     raw.slices.extend(taken);
+}
+
+/// Fills in the keys of the chunks of slices.
+pub(crate) async fn load_keys(
+    session: &mut impl StepRows,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    slices: &[Slice],
+) -> Result<()> {
+    let known = session.keys(slices.iter().map(|slice| slice.chunk).collect()).await?;
+    for slice in slices {
+        if let (Some(view), Some(keys)) = (views.get_mut(&slice.lane), known.get(&slice.chunk)) {
+            view.keys.insert(slice.chunk, keys.clone());
+        }
+    }
+    Ok(())
+}
+
+/// The same, and keeps the decoded events, because a claim gives them out next.
+pub(crate) async fn load_chunks(
+    session: &mut impl StepRows,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    slices: &[Slice],
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let missing: BTreeSet<ChunkId> =
+        slices.iter().map(|slice| slice.chunk).filter(|chunk| !raw.decoded.contains_key(chunk)).collect();
+    for (id, row) in session.chunks(missing).await? {
+        let events = row.decode(&session.catalog().topic_name(row.topic))?;
+        raw.decoded.insert(id, events.into());
+        raw.chunks.insert(id, row);
+    }
+    for slice in slices {
+        let (Some(view), Some(events)) = (views.get_mut(&slice.lane), raw.decoded.get(&slice.chunk)) else {
+            continue;
+        };
+        view.keys
+            .entry(slice.chunk)
+            .or_insert_with(|| events.iter().map(|event| event.key.clone()).collect());
+    }
+    Ok(())
+}
+
+/// Fills in which keys of these slices are parked or have gaps. Lanes without marks cost nothing.
+pub(crate) async fn load_marks(
+    session: &mut impl StepRows,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    slices: &[Slice],
+) -> Result<()> {
+    let mut wanted: BTreeSet<(LaneId, Arc<str>)> = BTreeSet::new();
+    for slice in slices {
+        let Some(view) = views.get(&slice.lane).filter(|view| view.lane.marks > 0) else { continue };
+        wanted.extend(slice.events().filter_map(|event| Some((slice.lane, view.key(event)?.clone()))));
+    }
+    let Some(id) = slices.first().map(|slice| slice.subscription).filter(|_| !wanted.is_empty()) else {
+        return Ok(());
+    };
+    for mark in session.marks(id, wanted.into_iter().collect()).await? {
+        let Some(view) = views.get_mut(&mark.lane) else { continue };
+        if let Some(event) = mark.blocked_by {
+            view.parked.entry(mark.key.clone()).or_insert(event);
+        }
+        if !mark.gaps.is_empty() {
+            view.gaps.entry(mark.key).or_insert(mark.gaps);
+        }
+    }
+    Ok(())
+}
+
+/// Fills in what the holder of lanes has under way, where events are met that are not due.
+pub(crate) async fn load_running(
+    session: &mut impl StepRows,
+    views: &mut BTreeMap<LaneId, LaneView>,
+    delayed: &BTreeSet<LaneId>,
+) -> Result<()> {
+    let busy = views.values().filter(|view| view.lane.leased > 0 && delayed.contains(&view.lane.lane));
+    let (lanes, ids): (Vec<LaneId>, Vec<SubscriptionId>) =
+        busy.map(|view| (view.lane.lane, view.lane.subscription)).unzip();
+    let Some(id) = ids.first() else { return Ok(()) };
+    let taken = session.leased(*id, &lanes).await?;
+    load_keys(session, views, &taken).await?;
+    for slice in taken.iter().filter(|slice| !slice.replayed) {
+        if let Some(view) = views.get_mut(&slice.lane) {
+            slice.events().for_each(|event| view.run(event));
+        }
+    }
+    Ok(())
 }

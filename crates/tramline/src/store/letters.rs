@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
-use crate::model::id::{ChunkId, EventId};
+use crate::model::id::{ChunkId, EventId, SubscriptionId};
 use crate::model::letter::Letters;
 use crate::model::mask::Mask;
 use crate::model::slice::Slice;
@@ -23,10 +23,9 @@ pub(crate) fn whole_chunks(mut found: Vec<i64>) -> (Vec<i64>, Option<EventId>) {
 }
 
 /// The subscriptions that keep dead events for a limited time, and until when those have died that are to go.
-pub(crate) fn old_dead(catalog: &Catalog, now: Time) -> (Vec<i64>, Vec<i64>) {
+pub(crate) fn old_dead(catalog: &Catalog, now: Time) -> Vec<(SubscriptionId, Time)> {
     let limited = catalog.subscriptions().iter();
-    let limited = limited.filter_map(|one| Some((one.id.0, now.before(one.policy.dead_retention?).0)));
-    limited.unzip()
+    limited.filter_map(|one| Some((one.id, now.before(one.policy.dead_retention?)))).collect()
 }
 
 /// Which events a step takes from the rows that it has locked.

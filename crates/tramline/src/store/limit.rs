@@ -1,12 +1,17 @@
 //! What claims under limits decide between reading and writing, whatever the database.
 
-use crate::model::id::ChunkId;
+use crate::error::Result;
+use crate::model::id::{ChunkId, SubscriptionId};
 use crate::model::limits::Starts;
 use crate::model::mask::Mask;
+use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
 use crate::model::time::Time;
-use crate::plan::limit::{Crowd, Keys, Room};
+use crate::plan::Changes;
+use crate::plan::claim::Taker;
+use crate::plan::limit::{Crowd, Keys, Room, take};
 use crate::store::claimed::RawClaim;
+use crate::store::rows::StepRows;
 use crate::store::verbs::{Claim, Settled};
 use std::borrow::Cow;
 
@@ -73,4 +78,91 @@ impl Settled {
     pub(crate) fn frees(&self, policy: &Policy) -> bool {
         policy.limits.most().is_some() && self.accepted.iter().flatten().any(|accepted| *accepted)
     }
+}
+
+/// Takes what the limit of each key allows, of those that had to wait and of those that are ready; another kind comes first every
+/// time.
+pub(crate) async fn take_by_key(
+    session: &mut impl StepRows,
+    id: SubscriptionId,
+    crowd: &mut Crowd,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let crowded_first = session.now().0 % 2 == 0;
+    if crowded_first {
+        take_crowded(session, id, crowd, taker, raw).await?;
+    }
+    take_ready(session, id, crowd, taker, raw).await?;
+    if !crowded_first {
+        take_crowded(session, id, crowd, taker, raw).await?;
+    }
+    Ok(())
+}
+
+/// One suspect whose keys allow it.
+pub(crate) async fn take_suspect(
+    session: &mut impl StepRows,
+    suspects: Vec<Slice>,
+    crowd: &mut Crowd,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    for suspect in suspects {
+        take_some(session, suspect.subscription, vec![suspect], crowd, taker, raw).await?;
+        if !raw.slices.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+async fn take_ready(
+    session: &mut impl StepRows,
+    id: SubscriptionId,
+    crowd: &mut Crowd,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    for _ in 0..ROUNDS {
+        if taker.is_full() {
+            return Ok(());
+        }
+        let ready = session.ready(id, READY).await?;
+        if ready.is_empty() {
+            return Ok(());
+        }
+        take_some(session, id, ready, crowd, taker, raw).await?;
+    }
+    raw.next_due = Some(session.now());
+    Ok(())
+}
+
+async fn take_crowded(
+    session: &mut impl StepRows,
+    id: SubscriptionId,
+    crowd: &mut Crowd,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    if taker.is_full() {
+        return Ok(());
+    }
+    let found = session.crowded(id, crowd, taker.events).await?;
+    take_some(session, id, found, crowd, taker, raw).await
+}
+
+async fn take_some(
+    session: &mut impl StepRows,
+    id: SubscriptionId,
+    found: Vec<Slice>,
+    crowd: &mut Crowd,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    // Only the keys: most of what is found may have to wait, and payloads may be large.
+    let keys = session.keys(found.iter().map(|slice| slice.chunk).collect()).await?;
+    let mut changes = Changes::default();
+    raw.slices.extend(take(found, &keys, crowd, taker, &mut changes));
+    session.apply(id, &changes).await
 }

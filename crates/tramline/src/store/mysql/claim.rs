@@ -23,6 +23,7 @@ use crate::plan::limit::Crowd;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
+use crate::store::limit::{take_by_key, take_suspect};
 use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Suspects};
 use std::collections::HashMap;
@@ -311,11 +312,11 @@ async fn by_key(
 ) -> Result<Option<String>> {
     let id = look.claim.subscription;
     let suspects = look.suspects(session, EXPIRED, raw).await?;
-    limit::take_suspect(session, suspects, crowd, taker, raw).await?;
+    take_suspect(session, suspects, crowd, taker, raw).await?;
     if !raw.slices.is_empty() {
         return Ok(None);
     }
-    limit::take_by_key(session, id, crowd, taker, raw).await?;
+    take_by_key(session, id, crowd, taker, raw).await?;
     Ok((!taker.is_full()).then(|| next_due_sql(id)))
 }
 

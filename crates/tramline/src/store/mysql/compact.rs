@@ -1,6 +1,5 @@
 //! Compaction: what was claimed gives way to newer events of the same key.
 
-use super::lanes::{load_keys, load_marks, lock};
 use super::rows::{apply, chunks, numbers, write_lanes};
 use super::session::Session;
 use super::sql::{Columns, LIST, list, texts};
@@ -13,6 +12,8 @@ use crate::plan::LaneView;
 use crate::plan::compact::{Object, give_way, newest, superseded};
 use crate::store::claimed::RawClaim;
 use crate::store::compact::{STEPS, object};
+use crate::store::lanes::{load_keys, load_marks};
+use crate::store::rows::StepRows;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Takes out of a claim what has a newer event of its key behind it. True if there was something.
@@ -166,7 +167,7 @@ async fn load_lanes(
         return Ok(BTreeMap::new());
     }
     let lanes: BTreeSet<LaneId> = taken.iter().map(|slice| slice.lane).collect();
-    let mut views = lock(session, id, &lanes).await?;
+    let mut views = session.lock_lanes(id, &lanes).await?;
     load_keys(session, &mut views, &taken).await?;
     load_marks(session, &mut views, &taken).await?;
     Ok(views)

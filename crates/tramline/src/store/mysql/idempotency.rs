@@ -3,7 +3,6 @@
 
 use super::MysqlStore;
 use super::emit::{Drawn, draw_sql, share_topics, write};
-use super::mend::cancel;
 use super::session::{Begin, Session, VERSION};
 use super::sql::{Columns, LIST, bytes, insert, overwrite, text, texts};
 use super::tally::place::place;
@@ -14,6 +13,7 @@ use crate::model::id::TopicId;
 use crate::model::time::Time;
 use crate::store::emit::{TRIES, Units, restless};
 use crate::store::idempotency::{self, Entry};
+use crate::store::mend::cancel;
 use crate::store::unique::{Sifted, Standings, entries as unique_entries, names, waves};
 use crate::store::verbs::{Cancel, Emission};
 use std::collections::{BTreeMap, BTreeSet};

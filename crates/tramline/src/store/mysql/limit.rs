@@ -1,20 +1,19 @@
 //! Limits: what a claim may take, counted where it is, under a lock that only claims of the same subscription take.
 
-use super::claim::{Outlook, due, end_lapsed};
-use super::rows::{apply, keys, pick_sql, slices};
+use super::claim::{Outlook, end_lapsed};
+use super::rows::{apply, pick_sql, slices};
 use super::session::Session;
 use super::sql::{Columns, list, text};
 use crate::error::Result;
 use crate::model::id::{ChunkId, SubscriptionId};
 use crate::model::limits::Starts;
 use crate::model::mask::Mask;
-use crate::model::slice::{Slice, State};
+use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
 use crate::plan::Changes;
-use crate::plan::claim::Taker;
-use crate::plan::limit::{Crowd, crowded_ranges, disperse, hash_of, take};
-use crate::store::claimed::RawClaim;
-use crate::store::limit::{Limit, READY, ROUNDS, UnderWay};
+use crate::plan::limit::{Crowd, crowded_ranges, disperse, hash_of};
+use crate::store::limit::{Limit, UnderWay};
+use crate::store::rows::StepRows;
 use crate::store::verbs::Claim;
 
 /// What a claim may take of a limited subscription; others wait here until it is committed. Leases that have ended are looked after
@@ -44,7 +43,7 @@ pub(super) async fn lay(
         under_way.leased.push((ChunkId(row.int(0)?), Mask::from_i64(row.int(1)?)));
     }
     if limits.per_key_concurrency.is_some() {
-        under_way.keys = keys(session, under_way.leased.iter().map(|(chunk, _)| *chunk)).await?;
+        under_way.keys = session.keys(under_way.leased.iter().map(|(chunk, _)| *chunk).collect()).await?;
     }
     Ok(Limit::new(claim, policy, under_way, session.now))
 }
@@ -65,99 +64,11 @@ pub(super) fn keep(session: &mut Session<'_>, SubscriptionId(id): SubscriptionId
     session.write(format!("UPDATE tramline_limit SET starts = {} WHERE subscription = {id}", text(starts)));
 }
 
-/// Takes what the limit of each key allows, of those that had to wait and of those that are ready; another kind comes first every
-/// time.
-pub(super) async fn take_by_key(
-    session: &mut Session<'_>,
-    id: SubscriptionId,
-    crowd: &mut Crowd,
-    taker: &mut Taker,
-    raw: &mut RawClaim,
-) -> Result<()> {
-    let crowded_first = session.now.0 % 2 == 0;
-    if crowded_first {
-        take_crowded(session, id, crowd, taker, raw).await?;
-    }
-    take_ready(session, id, crowd, taker, raw).await?;
-    if !crowded_first {
-        take_crowded(session, id, crowd, taker, raw).await?;
-    }
-    Ok(())
-}
-
-/// One suspect whose keys allow it.
-pub(super) async fn take_suspect(
-    session: &mut Session<'_>,
-    suspects: Vec<Slice>,
-    crowd: &mut Crowd,
-    taker: &mut Taker,
-    raw: &mut RawClaim,
-) -> Result<()> {
-    for suspect in suspects {
-        take_some(session, suspect.subscription, vec![suspect], crowd, taker, raw).await?;
-        if !raw.slices.is_empty() {
-            break;
-        }
-    }
-    Ok(())
-}
-
-async fn take_ready(
-    session: &mut Session<'_>,
-    id: SubscriptionId,
-    crowd: &mut Crowd,
-    taker: &mut Taker,
-    raw: &mut RawClaim,
-) -> Result<()> {
-    for _ in 0..ROUNDS {
-        if taker.is_full() {
-            return Ok(());
-        }
-        let ready = due(session, id, State::Ready, READY).await?;
-        if ready.is_empty() {
-            return Ok(());
-        }
-        take_some(session, id, ready, crowd, taker, raw).await?;
-    }
-    raw.next_due = Some(session.now);
-    Ok(())
-}
-
-async fn take_crowded(
-    session: &mut Session<'_>,
-    id: SubscriptionId,
-    crowd: &mut Crowd,
-    taker: &mut Taker,
-    raw: &mut RawClaim,
-) -> Result<()> {
-    if taker.is_full() {
-        return Ok(());
-    }
-    let found = crowded(session, id, crowd, taker.events).await?;
-    take_some(session, id, found, crowd, taker, raw).await
-}
-
-async fn take_some(
-    session: &mut Session<'_>,
-    id: SubscriptionId,
-    found: Vec<Slice>,
-    crowd: &mut Crowd,
-    taker: &mut Taker,
-    raw: &mut RawClaim,
-) -> Result<()> {
-    // Only the keys: most of what is found may have to wait, and payloads may be large.
-    let keys = keys(session, found.iter().map(|slice| slice.chunk)).await?;
-    let mut changes = Changes::default();
-    raw.slices.extend(take(found, &keys, crowd, taker, &mut changes));
-    apply(session, id, &changes);
-    Ok(())
-}
-
 /// Slices of keys that had to wait and have room now, until they may hold `wanted` events. Hops from key to key in the claim index:
 /// no more keys are without room than events are under way.
 ///
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`.
-async fn crowded(
+pub(super) async fn crowded(
     session: &mut Session<'_>,
     id: SubscriptionId,
     crowd: &Crowd,

@@ -6,7 +6,7 @@ use super::failures;
 use super::rows::{CHUNK, LANE, SLICE, chunk, chunks, lane, slices};
 use super::rules;
 use super::session::{Rows, Session, exchange};
-use super::sql::{Columns, list, pairs, text};
+use super::sql::{Columns, pairs, text};
 use super::step::waited_too_long;
 use crate::error::{Error, Result};
 use crate::model::event::StoredEvent;
@@ -18,6 +18,7 @@ use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
 use crate::plan::mend::{find, predecessor};
 use crate::store::chain::Walk;
+use crate::store::rows::StepRows;
 use crate::store::verbs::{
     DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced, Worker,
 };
@@ -69,7 +70,7 @@ pub(super) async fn event(session: &mut Session<'_>, id: EventId) -> Result<Opti
         return Ok(None);
     };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
-    let all = slices_of(session, &[id.chunk().0, event.prev.unwrap_or(id).chunk().0]).await?;
+    let all = session.slices_of(&[id.chunk().0, event.prev.unwrap_or(id).chunk().0]).await?;
     let lanes = lanes_of(session, &all).await?;
     let blockers = blockers(session, &all, &event).await?;
     let history = failures::read(session, [id.chunk()]).await?;
@@ -114,16 +115,6 @@ pub(super) async fn trace(session: &mut Session<'_>, trace: &Trace) -> Result<Tr
         }
     }
     Ok(walk.end())
-}
-
-/// All slices of chunks, in every subscription, by the primary key.
-pub(super) async fn slices_of(session: &mut Session<'_>, chunks: &[i64]) -> Result<Vec<Slice>> {
-    let sql = format!(
-        "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE s.chunk IN ({}) \
-         ORDER BY s.chunk, s.subscription, s.id",
-        list(chunks.iter().copied())
-    );
-    slices(&session.rows(sql).await?)
 }
 
 async fn lanes_of(
@@ -348,7 +339,7 @@ pub(super) async fn parked(session: &mut Session<'_>, page: &Page) -> Result<Vec
     let rows = session.rows(sql).await?;
     let blocking: Vec<i64> =
         rows.iter().map(|row| Ok(EventId(row.int(2)?).chunk().0)).collect::<Result<_>>()?;
-    let mut slices = slices_of(session, &blocking).await?;
+    let mut slices = session.slices_of(&blocking).await?;
     slices.retain(|slice| slice.subscription == page.subscription && slice.state != State::Held);
     let mut parked = Vec::new();
     for row in &rows {

@@ -1,9 +1,7 @@
 //! Ordered claims: many lanes in one transaction, whole chunks, oldest first.
 
 use super::claim::Outlook;
-use super::lanes::{
-    leased, load_chunks, load_keys, load_marks, load_running, lock_numbered_sql, lock_sql, views,
-};
+use super::lanes::{lock_numbered_sql, lock_sql, views};
 use super::rows::{SLICE, apply, slices, write_lanes};
 use super::session::{Rows, Session};
 use super::sql::{Columns, list, numbered_by, pairs};
@@ -16,7 +14,10 @@ use crate::plan::claim::Taker;
 use crate::plan::lane::{take, take_over, take_suspect};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
-use crate::store::lanes::{Work, add, choose_suspects, cut, group, prefer_earlier};
+use crate::store::lanes::{
+    Work, add, choose_suspects, cut, group, load_chunks, load_keys, load_marks, load_running, prefer_earlier,
+};
+use crate::store::rows::StepRows;
 use crate::store::verbs::{Claim, Suspects};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -349,7 +350,7 @@ async fn take_over_lapsed(
         return Ok(());
     }
     let now = session.now;
-    let taken = leased(session, id, &lapsed).await?;
+    let taken = session.leased(id, &lapsed).await?;
     load_keys(session, views, &taken).await?;
     load_marks(session, views, &taken).await?;
     let mut changes = Changes::default();

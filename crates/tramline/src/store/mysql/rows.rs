@@ -168,15 +168,6 @@ pub(super) async fn chunks(
     read_chunks(session, chunks_sql(ids)).await
 }
 
-/// The keys of the events of chunks.
-pub(super) async fn keys(
-    session: &mut Session<'_>,
-    ids: impl Iterator<Item = ChunkId>,
-) -> Result<HashMap<ChunkId, Arc<[Option<Arc<str>>]>>> {
-    let rows = metas(session, ids).await?;
-    rows.into_iter().map(|(id, row)| Ok((id, row.keys()?.into()))).collect()
-}
-
 /// Chunks by their numbers, without their bodies.
 pub(super) async fn metas(
     session: &mut Session<'_>,

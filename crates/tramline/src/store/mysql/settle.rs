@@ -1,6 +1,6 @@
 //! Settle, extend and release: everything that a lease allows. One round trip locks, another one writes and commits.
 
-use super::lanes::{leased, load_keys, load_marks, lock, lock_sql, views};
+use super::lanes::{lock_sql, views};
 use super::rows::{SLICE, apply, slices, write_lanes};
 use super::session::{Rows, Session};
 use super::sql::{LIST, numbered, paired};
@@ -14,6 +14,8 @@ use crate::model::subscription::Policy;
 use crate::plan::release::{release as plan_release, release_lane};
 use crate::plan::settle::{by_lane_of, settle as plan_settle, settle_lane};
 use crate::plan::{Changes, LaneView};
+use crate::store::lanes::{load_keys, load_marks};
+use crate::store::rows::StepRows;
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -191,7 +193,7 @@ async fn load_lanes(
     let mut all: Vec<Slice> = named.into_values().filter(Slice::is_taken).collect();
     all.retain(|slice| by_lane.contains_key(&slice.lane) && !others.contains(&slice.lane));
     if !others.is_empty() {
-        let taken = leased(session, settle.subscription, &others).await?;
+        let taken = session.leased(settle.subscription, &others).await?;
         load_keys(session, views, &taken).await?;
         load_marks(session, views, &taken).await?;
         all.extend(taken);
@@ -293,9 +295,9 @@ async fn release_in_lanes(
     if given.is_empty() {
         return Ok((Vec::new(), 0));
     }
-    let mut views = lock(session, id, &given.iter().map(|lease| lease.lane).collect()).await?;
+    let mut views = session.lock_lanes(id, &given.iter().map(|lease| lease.lane).collect()).await?;
     views.retain(|_, view| given.iter().any(|lease| view.lane.is_under(lease)));
-    let all = leased(session, id, &views.keys().copied().collect::<Vec<_>>()).await?;
+    let all = session.leased(id, &views.keys().copied().collect::<Vec<_>>()).await?;
     let count = all.iter().filter(|slice| given.contains(&slice.lease())).count() as u64;
     // Keys matter only for what stays.
     if all.iter().any(|slice| !given.contains(&slice.lease())) {

@@ -1,7 +1,6 @@
 //! A full store: how much it holds, and what goes.
 
 use super::MysqlStore;
-use super::mend::Bench;
 use super::rows::lock_chunks_sql;
 use super::session::{Begin, Session};
 use super::sql::{Columns, list};
@@ -10,6 +9,7 @@ use super::sweep::{numbers, remove_chunks};
 use crate::error::Result;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::plan::mend;
+use crate::store::mend::Bench;
 use crate::store::shed::{LOOK, Seen, UNCLAIMED, choose, end_of, look_per_topic, losers};
 use crate::store::verbs::{Shed, Shedded, StoreSize, Surplus};
 
@@ -123,7 +123,7 @@ pub(super) async fn drop_work(session: &mut Session<'_>, doomed: &Doomed, shed: 
         mend::shed(slice, bench.views.get_mut(&slice.lane), &mut bench.changes);
     }
     let wake = bench.changes.wake;
-    bench.done(session);
+    bench.done(session).await?;
     let next = doomed.chunks.first().map(|first| end_of(first - 1));
     Ok(Shedded { dropped: Some((doomed.subscription, events)), wake, next, ..Shedded::default() })
 }

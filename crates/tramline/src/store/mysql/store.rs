@@ -3,7 +3,7 @@
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    MysqlStore, catalog, drops, look, mend, push, remote, rules, schedule, settle, shed, sweep, tally, token,
+    MysqlStore, catalog, drops, look, push, remote, rules, schedule, settle, shed, sweep, tally, token,
 };
 use crate::error::Result;
 use crate::model::dropped::DropRecord;
@@ -18,6 +18,7 @@ use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::catalog::{Catalog, as_wanted, touched};
 use crate::store::deleted::InTheWay;
+use crate::store::mend;
 use crate::store::verbs::*;
 use crate::store::verbs_tally::*;
 use async_trait::async_trait;

@@ -7,7 +7,6 @@ use super::erase::erase;
 use super::failures;
 use super::limit;
 use super::look::workers;
-use super::mend;
 use super::remote;
 use super::rows::{CHUNK, chunk, delete_chunks, insert, lock_chunks_sql, pick_sql};
 use super::rules;
@@ -20,6 +19,7 @@ use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
 use crate::model::time::millis;
 use crate::store::backfill::slices_of;
+use crate::store::mend;
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -143,7 +143,7 @@ async fn bury(
 pub(super) struct Rest {
     /// At most once: claims have ended. See [`super::claim::interrupt`].
     pub(super) ended: Vec<SubscriptionId>,
-    /// Dead events were kept for long enough. See [`super::mend::expire_dead`].
+    /// Dead events were kept for long enough. See [`crate::store::mend::expire_dead`].
     pub(super) old_dead: Vec<SubscriptionId>,
 }
 

@@ -20,6 +20,7 @@ use crate::plan::expire::expire;
 use crate::plan::limit::Crowd;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
+use crate::store::limit::{take_by_key, take_suspect};
 use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Suspects};
 use sqlx::Row;
@@ -278,11 +279,11 @@ async fn unordered(
     };
     match crowd {
         Some(crowd) => {
-            limit::take_suspect(session, suspects, crowd, taker, raw).await?;
+            take_suspect(session, suspects, crowd, taker, raw).await?;
             if !raw.slices.is_empty() {
                 return Ok(());
             }
-            limit::take_by_key(session, id, crowd, taker, raw).await?;
+            take_by_key(session, id, crowd, taker, raw).await?;
         }
         None if !suspects.is_empty() => {
             let mut changes = Changes::default();

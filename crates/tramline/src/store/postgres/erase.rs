@@ -1,7 +1,6 @@
 //! Removes the rows of what was deleted, in steps.
 
 use super::failures;
-use super::lanes::lock;
 use super::rows::{slices, write_lanes};
 use super::session::{Ended, Query, Session};
 use crate::error::Result;
@@ -11,6 +10,7 @@ use crate::model::subscription::Ordering;
 use crate::model::tally::Ending;
 use crate::plan::LaneView;
 use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, taken_in_line, within_a_step};
+use crate::store::rows::StepRows;
 use sqlx::Row;
 use std::collections::BTreeSet;
 
@@ -197,7 +197,7 @@ async fn lock_line(session: &mut Session<'_>, id: SubscriptionId) -> Result<Opti
     let catalog = session.catalog.clone();
     match catalog.require_subscription(id) {
         Ok(subscription) if subscription.policy.ordering == Ordering::Subscriber => {
-            Ok(lock(session, id, &BTreeSet::from([LaneId::WHOLE])).await?.remove(&LaneId::WHOLE))
+            Ok(session.lock_lanes(id, &BTreeSet::from([LaneId::WHOLE])).await?.remove(&LaneId::WHOLE))
         }
         _ => Ok(None),
     }

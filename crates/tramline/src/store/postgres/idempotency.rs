@@ -3,7 +3,6 @@
 
 use super::PostgresStore;
 use super::emit::With;
-use super::mend::cancel;
 use super::session::{Begin, Session};
 use super::tally::place::place;
 use super::unique;
@@ -15,6 +14,7 @@ use crate::plan::emit::EmitPlan;
 use crate::store::catalog::Catalog;
 use crate::store::emit::{Stored, TRIES, Units, restless};
 use crate::store::idempotency::{self, Entry};
+use crate::store::mend::cancel;
 use crate::store::unique::{Sifted, Standings, entries as unique_entries, names, waves};
 use crate::store::verbs::{Cancel, Emission};
 use sqlx::Row;

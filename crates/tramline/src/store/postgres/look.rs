@@ -16,6 +16,7 @@ use crate::model::time::Time;
 use crate::plan::mend::{find, predecessor};
 use crate::store::chain::Walk;
 use crate::store::proven::Proven;
+use crate::store::rows::StepRows;
 use crate::store::verbs::{
     DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced, Worker,
 };
@@ -64,7 +65,7 @@ pub(super) async fn event(session: &mut Session<'_>, id: EventId) -> Result<Opti
         return Ok(None);
     };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
-    let all = slices_of(session, &[id.chunk().0, event.prev.unwrap_or(id).chunk().0]).await?;
+    let all = session.slices_of(&[id.chunk().0, event.prev.unwrap_or(id).chunk().0]).await?;
     let lanes = lanes_of(session, &all).await?;
     let blockers = blockers(session, &all, &event).await?;
     let history = failures::read(session, [id.chunk()]).await?;
@@ -109,14 +110,6 @@ pub(super) async fn trace(session: &mut Session<'_>, trace: &Trace) -> Result<Tr
         }
     }
     Ok(walk.end())
-}
-
-/// All slices of chunks, in every subscription, by the primary key.
-pub(super) async fn slices_of(session: &mut Session<'_>, chunks: &[i64]) -> Result<Vec<Slice>> {
-    let sql =
-        "SELECT {slice} FROM tramline_slice s WHERE s.chunk = ANY($1) ORDER BY s.chunk, s.subscription, s.id";
-    let query = session.query(sql).bind(chunks.to_vec());
-    slices(&session.all(query).await?)
 }
 
 async fn lanes_of(
@@ -302,7 +295,7 @@ pub(super) async fn parked(session: &mut Session<'_>, page: &Page) -> Result<Vec
     let rows = session.all(query).await?;
     let blocking: Vec<i64> =
         rows.iter().map(|row| Ok(EventId(row.try_get(2)?).chunk().0)).collect::<Result<_>>()?;
-    let mut slices = slices_of(session, &blocking).await?;
+    let mut slices = session.slices_of(&blocking).await?;
     slices.retain(|slice| slice.subscription == page.subscription && slice.state != State::Held);
     let sql = "SELECT coalesce(sum(bit_count(s.mask::bit(64))), 0)::bigint FROM tramline_slice s \
                WHERE s.subscription = $1 AND s.state = 4 AND s.lane = $2 AND s.rank = $3";

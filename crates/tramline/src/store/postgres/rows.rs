@@ -126,15 +126,6 @@ pub(super) async fn chunks(
     rows_of(session, sql, ids).await
 }
 
-/// The keys of the events of chunks.
-pub(super) async fn keys(
-    session: &mut Session<'_>,
-    ids: impl Iterator<Item = ChunkId>,
-) -> Result<HashMap<ChunkId, Arc<[Option<Arc<str>>]>>> {
-    let rows = metas(session, ids).await?;
-    rows.into_iter().map(|(id, row)| Ok((id, row.keys()?.into()))).collect()
-}
-
 /// Chunks by their numbers, without their bodies.
 pub(super) async fn metas(
     session: &mut Session<'_>,

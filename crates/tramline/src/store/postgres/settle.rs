@@ -1,7 +1,6 @@
 //! Settle, extend and release: everything that a lease allows.
 
 use super::PostgresStore;
-use super::lanes::{leased, load_keys, load_marks, lock};
 use super::rows::{apply, slices, write_lanes};
 use super::session::{Ended, Query, Session};
 use crate::error::Result;
@@ -16,6 +15,8 @@ use crate::model::tally::Ending;
 use crate::plan::release::{release as plan_release, release_lane};
 use crate::plan::settle::{by_lane_of, settle as plan_settle, settle_lane};
 use crate::plan::{Changes, LaneView};
+use crate::store::lanes::{load_keys, load_marks};
+use crate::store::rows::StepRows;
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -220,7 +221,7 @@ async fn settle_lanes(
 ) -> Result<()> {
     let id = settle.subscription;
     let lanes: BTreeSet<LaneId> = results.iter().map(|at| settle.results[*at].lease.lane).collect();
-    let mut views = lock(session, id, &lanes).await?;
+    let mut views = session.lock_lanes(id, &lanes).await?;
     let mut by_lane: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
     for &at in results {
         let lease = &settle.results[at].lease;
@@ -294,7 +295,7 @@ async fn load_lanes(
     if lanes.is_empty() {
         return Ok(Vec::new());
     }
-    let all = leased(session, settle.subscription, &lanes).await?;
+    let all = session.leased(settle.subscription, &lanes).await?;
     load_keys(session, views, &all).await?;
     load_marks(session, views, &all).await?;
     Ok(all)
@@ -377,9 +378,9 @@ async fn release_in_lanes(
     if given.is_empty() {
         return Ok((Vec::new(), 0));
     }
-    let mut views = lock(session, id, &given.iter().map(|lease| lease.lane).collect()).await?;
+    let mut views = session.lock_lanes(id, &given.iter().map(|lease| lease.lane).collect()).await?;
     views.retain(|_, view| given.iter().any(|lease| view.lane.is_under(lease)));
-    let all = leased(session, id, &views.keys().copied().collect::<Vec<_>>()).await?;
+    let all = session.leased(id, &views.keys().copied().collect::<Vec<_>>()).await?;
     let count = all.iter().filter(|slice| given.contains(&slice.lease())).count() as u64;
     // Keys matter only for what stays.
     if all.iter().any(|slice| !given.contains(&slice.lease())) {

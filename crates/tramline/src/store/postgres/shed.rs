@@ -1,11 +1,11 @@
 //! A full store: how much it holds, and what goes.
 
-use super::mend::Bench;
 use super::session::Session;
 use super::sweep::remove_chunks;
 use crate::error::Result;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::plan::mend;
+use crate::store::mend::Bench;
 use crate::store::shed::{LOOK, Seen, UNCLAIMED, choose, end_of, look_per_topic, losers};
 use crate::store::verbs::{Shed, Shedded, StoreSize};
 use sqlx::Row;

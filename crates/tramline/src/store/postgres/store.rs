@@ -5,8 +5,8 @@ use super::floor::Way;
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    PostgresStore, catalog, claim, drops, look, mend, push, remote, rules, schedule, settle, shed, sweep,
-    tally, token,
+    PostgresStore, catalog, claim, drops, look, push, remote, rules, schedule, settle, shed, sweep, tally,
+    token,
 };
 use crate::error::{Kind, Result};
 use crate::model::dropped::DropRecord;
@@ -21,6 +21,7 @@ use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::catalog::{Catalog, as_wanted, touched};
 use crate::store::deleted::InTheWay;
+use crate::store::mend;
 use crate::store::verbs::*;
 use crate::store::verbs_tally::*;
 use async_trait::async_trait;

@@ -6,7 +6,6 @@ use super::erase::erase;
 use super::failures;
 use super::limit;
 use super::look::workers;
-use super::mend;
 use super::remote;
 use super::rows::{chunk, insert};
 use super::rules;
@@ -17,6 +16,7 @@ use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
 use crate::model::time::millis;
 use crate::store::backfill::slices_of;
+use crate::store::mend;
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
 use sqlx::Row;
 use std::collections::BTreeSet;
@@ -84,7 +84,7 @@ async fn bury(session: &mut Session<'_>, owner: Incarnation) -> Result<BTreeSet<
 pub(super) struct Rest {
     /// At most once: claims have ended. See [`super::claim::interrupt`].
     pub(super) ended: Vec<SubscriptionId>,
-    /// Dead events were kept for long enough. See [`super::mend::expire_dead`].
+    /// Dead events were kept for long enough. See [`crate::store::mend::expire_dead`].
     pub(super) old_dead: Vec<SubscriptionId>,
 }
 

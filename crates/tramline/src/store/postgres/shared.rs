@@ -1,0 +1,164 @@
+//! What the steps that all servers share ask of PostgreSQL.
+
+use super::claim::due;
+use super::limit;
+use super::rows::{apply, chunks, lane, metas, slices, write_lanes};
+use super::session::Session;
+use crate::error::Result;
+use crate::model::chunk::ChunkRow;
+use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
+use crate::model::lane::Lane;
+use crate::model::slice::{Slice, State};
+use crate::model::time::Time;
+use crate::plan::limit::Crowd;
+use crate::plan::{Changes, LaneView};
+use crate::store::catalog::Catalog;
+use crate::store::rows::{Mark, StepRows};
+use crate::store::verbs::REVIVE_STEP;
+use sqlx::Row;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+impl StepRows for Session<'_> {
+    fn now(&self) -> Time {
+        self.now
+    }
+
+    fn catalog(&self) -> Arc<Catalog> {
+        self.catalog.clone()
+    }
+
+    async fn lock_lanes(
+        &mut self,
+        id: SubscriptionId,
+        lanes: &BTreeSet<LaneId>,
+    ) -> Result<BTreeMap<LaneId, LaneView>> {
+        let sql = "SELECT {lane} FROM tramline_lane l WHERE l.subscription = $1 AND l.lane = ANY($2) \
+                   ORDER BY l.lane FOR UPDATE";
+        let query = self.query(sql).bind(id.0).bind(lanes.iter().map(|lane| lane.0).collect::<Vec<i64>>());
+        let rows = self.all(query).await?;
+        rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
+    }
+
+    async fn leased(&mut self, id: SubscriptionId, lanes: &[LaneId]) -> Result<Vec<Slice>> {
+        let sql = "SELECT {slice} FROM tramline_slice s \
+                   WHERE s.subscription = $1 AND s.state IN (1, 7) AND s.lane = ANY($2) ORDER BY s.chunk, s.id";
+        let query = self.query(sql).bind(id.0).bind(lanes.iter().map(|lane| lane.0).collect::<Vec<i64>>());
+        slices(&self.all(query).await?)
+    }
+
+    async fn marks(&mut self, id: SubscriptionId, keys: Vec<(LaneId, Arc<str>)>) -> Result<Vec<Mark>> {
+        let sql = "SELECT u.lane, u.key, p.blocked_by, ARRAY(SELECT g.id FROM tramline_gap g WHERE g.subscription = $1 \
+                   AND g.lane = u.lane AND g.key = u.key ORDER BY g.id) \
+                   FROM unnest($2::bigint[], $3::text[]) AS u(lane, key) LEFT JOIN tramline_parked p \
+                   ON p.subscription = $1 AND p.lane = u.lane AND p.key = u.key";
+        let (lanes, keys): (Vec<i64>, Vec<String>) =
+            keys.into_iter().map(|(lane, key)| (lane.0, key.to_string())).unzip();
+        let query = self.query(sql).bind(id.0).bind(lanes).bind(keys);
+        let mark = |row: &sqlx::postgres::PgRow| {
+            Ok(Mark {
+                lane: LaneId(row.try_get(0)?),
+                key: row.try_get::<String, _>(1)?.into(),
+                blocked_by: row.try_get::<Option<i64>, _>(2)?.map(EventId),
+                gaps: row.try_get::<Vec<i64>, _>(3)?.into_iter().map(EventId).collect(),
+            })
+        };
+        self.all(query).await?.iter().map(mark).collect()
+    }
+
+    async fn slices_of(&mut self, chunks: &[i64]) -> Result<Vec<Slice>> {
+        let sql = "SELECT {slice} FROM tramline_slice s WHERE s.chunk = ANY($1) ORDER BY s.chunk, s.subscription, s.id";
+        let query = self.query(sql).bind(chunks.to_vec());
+        slices(&self.all(query).await?)
+    }
+
+    async fn lock_slices_of(
+        &mut self,
+        id: SubscriptionId,
+        chunks: &[i64],
+        states: &[State],
+    ) -> Result<Vec<Slice>> {
+        let sql = "SELECT {slice} FROM tramline_slice s WHERE s.chunk = ANY($2) AND s.subscription + 0 = $1 \
+                   AND s.state + 0 = ANY($3) ORDER BY s.chunk, s.id FOR UPDATE";
+        let states: Vec<i32> = states.iter().map(|state| *state as i32).collect();
+        let query = self.query(sql).bind(id.0).bind(chunks.to_vec()).bind(states);
+        slices(&self.all(query).await?)
+    }
+
+    async fn lock_chunks(&mut self, chunks: &[i64]) -> Result<()> {
+        let sql = "SELECT chunk FROM tramline_chunk WHERE chunk = ANY($1) ORDER BY chunk FOR UPDATE";
+        let query = self.query(sql).bind(chunks.to_vec());
+        self.all(query).await.map(drop)
+    }
+
+    async fn chunks(&mut self, ids: BTreeSet<ChunkId>) -> Result<HashMap<ChunkId, ChunkRow>> {
+        chunks(self, ids.into_iter()).await
+    }
+
+    async fn metas(&mut self, ids: BTreeSet<ChunkId>) -> Result<HashMap<ChunkId, ChunkRow>> {
+        metas(self, ids.into_iter()).await
+    }
+
+    /// By `tramline_slice_dead`.
+    async fn buried_chunks(&mut self, id: SubscriptionId, after: ChunkId) -> Result<Vec<i64>> {
+        let sql = "SELECT s.chunk FROM tramline_slice s WHERE s.subscription = $1 AND s.state IN (5, 6) AND s.chunk > $2 \
+                   ORDER BY s.chunk LIMIT $3";
+        let query = self.query(sql).bind(id.0).bind(after.0).bind(i64::from(REVIVE_STEP));
+        self.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    }
+
+    /// By `tramline_slice_died`.
+    async fn with_dead_before(&mut self, edges: Vec<(SubscriptionId, Time)>) -> Result<Vec<SubscriptionId>> {
+        let sql = "SELECT u.id FROM unnest($1::bigint[], $2::bigint[]) AS u(id, edge) CROSS JOIN LATERAL ( \
+                   SELECT 1 FROM tramline_slice s WHERE s.subscription = u.id AND s.state = 6 AND s.due_at <= u.edge LIMIT 1) f";
+        let (ids, edges): (Vec<i64>, Vec<i64>) = edges.into_iter().map(|(id, edge)| (id.0, edge.0)).unzip();
+        let query = self.query(sql).bind(ids).bind(edges);
+        self.all(query).await?.iter().map(|row| Ok(SubscriptionId(row.try_get(0)?))).collect()
+    }
+
+    /// Oldest first, by `tramline_slice_died`.
+    async fn dead_before(&mut self, id: SubscriptionId, edge: Time, limit: u32) -> Result<Vec<i64>> {
+        let sql = "SELECT s.chunk FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 6 AND s.due_at <= $2 \
+                   ORDER BY s.due_at LIMIT $3";
+        let query = self.query(sql).bind(id.0).bind(edge.0).bind(i64::from(limit));
+        self.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    }
+
+    async fn blockers(&mut self, id: SubscriptionId, keys: &[(LaneId, &str)]) -> Result<BTreeSet<EventId>> {
+        let query = if keys.is_empty() {
+            self.query("SELECT blocked_by FROM tramline_parked WHERE subscription = $1").bind(id.0)
+        } else {
+            let sql = "SELECT p.blocked_by FROM tramline_parked p JOIN unnest($2::bigint[], $3::text[]) AS u(lane, key) \
+                       ON p.subscription = $1 AND p.lane = u.lane AND p.key = u.key";
+            let (lanes, keys): (Vec<i64>, Vec<String>) =
+                keys.iter().map(|(lane, key)| (lane.0, (*key).to_owned())).unzip();
+            self.query(sql).bind(id.0).bind(lanes).bind(keys)
+        };
+        self.all(query).await?.iter().map(|row| Ok(EventId(row.try_get(0)?))).collect()
+    }
+
+    async fn backfills(&mut self, id: SubscriptionId) -> Result<BTreeMap<i64, RangeInclusive<i64>>> {
+        let sql = "SELECT topic, backfill_next, backfill_until FROM tramline_subscription_topic \
+                   WHERE subscription = $1 AND backfill_next <= backfill_until";
+        let query = self.query(sql).bind(id.0);
+        let rows = self.all(query).await?;
+        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?..=row.try_get(2)?))).collect()
+    }
+
+    async fn ready(&mut self, id: SubscriptionId, most: u32) -> Result<Vec<Slice>> {
+        due(self, id, State::Ready, i64::from(most)).await
+    }
+
+    async fn crowded(&mut self, id: SubscriptionId, crowd: &Crowd, wanted: u32) -> Result<Vec<Slice>> {
+        limit::crowded(self, id, crowd, wanted).await
+    }
+
+    async fn apply(&mut self, id: SubscriptionId, changes: &Changes) -> Result<()> {
+        apply(self, id, changes).await
+    }
+
+    async fn write_lanes(&mut self, lanes: &[&Lane]) -> Result<()> {
+        write_lanes(self, lanes).await
+    }
+}
