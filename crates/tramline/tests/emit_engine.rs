@@ -22,7 +22,7 @@ async fn payloads(tram: &Tramline) -> Vec<String> {
 #[tokio::test]
 async fn emits_gather_while_one_is_under_way() {
     let bench = Bench::new().await;
-    let tram = bench.process();
+    let tram = bench.process_with(|options| options.flushers_at_most(1));
     let mut held = bench.store.hold("emit");
     let first = tokio::spawn({
         let tram = tram.clone();
@@ -70,7 +70,7 @@ async fn an_impossible_event_is_refused_before_it_joins_a_group() {
 #[tokio::test]
 async fn a_group_that_fails_as_a_whole_is_retried_one_by_one() {
     let bench = Bench::new().await;
-    let tram = bench.process();
+    let tram = bench.process_with(|options| options.flushers_at_most(1));
     let mut held = bench.store.hold("emit");
     let first = tokio::spawn({
         let tram = tram.clone();

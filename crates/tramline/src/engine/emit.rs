@@ -25,6 +25,8 @@ const ALONE: usize = 256;
 const ROOM: usize = 64 << 10;
 /// A group that takes longer is held up by something, and no longer counts.
 const SLOW: Duration = Duration::from_millis(250);
+/// With so many turns, nobody needs the one of somebody who is held up.
+const PLENTY: usize = 256;
 /// How often an emit with an idempotency key is tried.
 const TRIES: u32 = 6;
 
@@ -81,11 +83,15 @@ impl Emitter {
         let bytes = unit.iter().map(Event::weight).sum::<usize>();
         let size = (bytes >> 10).clamp(1, ROOM) as u32;
         let room = self.inner.room.clone().acquire_many_owned(size).await.map_err(|_| closed())?;
+        let turn = self.inner.claim_a_turn();
+        // Nobody else depends on it, so it needs no task of its own, and no hand-over to one.
+        if turn.is_some() && self.inner.flushers >= PLENTY && idempotency(&unit).is_none() {
+            return self.inner.write_alone(unit).await;
+        }
         let (reply, answer) = oneshot::channel();
         let waiting = Waiting { unit, bytes, reply, _room: room };
-        match self.inner.claim_a_turn() {
-            // Nobody else depends on this group, so it needs no task of its own, and no hand-over to one.
-            Some(flushing) => drop(write(flushing, vec![waiting]).await),
+        match turn {
+            Some(flushing) => drop(Box::pin(write(flushing, vec![waiting])).await),
             None => self.join(waiting),
         }
         answer.await.map_err(|_| closed())?
@@ -226,6 +232,13 @@ impl Inner {
         group
     }
 
+    async fn write_alone(&self, unit: Vec<Event>) -> Result<Emission> {
+        let emit = Emit { units: vec![unit], now: self.clock.now() };
+        let emission = self.store.emit(emit).await?.pop().ok_or_else(closed)??;
+        self.notify(std::iter::once(&emission));
+        Ok(emission)
+    }
+
     async fn flush(self: Arc<Self>, mut group: Vec<Waiting>) {
         let keep = group.len() > 1 || idempotency(&group[0].unit).is_some();
         let units =
@@ -286,7 +299,11 @@ impl Inner {
 
     fn notify<'a>(&self, emissions: impl Iterator<Item = &'a Emission>) {
         let mut wake: Vec<SubscriptionId> = Vec::new();
-        for emission in emissions.filter(|emission| !emission.repeated) {
+        let mut emissions = emissions.filter(|emission| !emission.repeated && !emission.hinted).peekable();
+        if emissions.peek().is_none() {
+            return;
+        }
+        for emission in emissions {
             let new = emission.wake.iter().filter(|id| !wake.contains(id)).copied().collect::<Vec<_>>();
             wake.extend(new);
         }

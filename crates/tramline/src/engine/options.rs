@@ -111,7 +111,8 @@ impl Options {
         self
     }
 
-    /// How many groups of emits are written at the same time (SQLite 1, others 4, unless set).
+    /// How many groups of emits are written at the same time (unless set, 4; on SQLite 1,024, which its one writer
+    /// brings together again).
     #[must_use]
     pub fn flushers_at_most(mut self, flushers: usize) -> Options {
         self.flushers = Some(flushers.max(1));
@@ -190,8 +191,8 @@ impl Options {
     }
 
     pub(crate) fn flushers(&self) -> usize {
-        // SQLite has one writer; more groups would only be smaller.
-        self.flushers.unwrap_or(if self.is_server() { 4 } else { 1 })
+        // SQLite's writer makes the groups itself: it knows when it is free for the next one.
+        self.flushers.unwrap_or(if self.is_server() { 4 } else { 1_024 })
     }
 
     /// Opens the store, and the way hints travel on this kind of store unless another one is set.
