@@ -26,25 +26,34 @@ fn run(program: &str, arguments: &[&str]) -> Option<Output> {
     }
 }
 
-/// A graph of a metric that does not exist stays empty for ever.
+/// The metrics that expressions name, each with whether it is asked for as a histogram.
+fn named<'a>(expressions: impl Iterator<Item = &'a str>) -> BTreeSet<(&'a str, bool)> {
+    let words = expressions.flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
+    let names = words.filter(|word| word.starts_with("tramline_"));
+    names.map(|name| name.strip_suffix("_bucket").map_or((name, false), |name| (name, true))).collect()
+}
+
+/// A graph of a metric that does not exist stays empty for ever, and an alert of it never comes.
 #[tokio::test]
-async fn every_metric_of_the_dashboard_is_served() {
+async fn every_metric_of_the_dashboard_and_of_the_alerts_is_served() {
     let board: Value = serde_json::from_str(&text("grafana-dashboard.json")).unwrap();
     let page = Node::start(&[]).metrics().await;
-    let served: BTreeSet<&str> =
-        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let served: BTreeSet<(&str, bool)> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .map(|(name, kind)| (name, kind == "histogram"))
+        .collect();
     let panels = board["panels"].as_array().unwrap();
     let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
-    let mut shown = BTreeSet::new();
-    for target in targets {
-        let words = target["expr"].as_str().unwrap().split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        for name in words.filter(|word| word.starts_with("tramline_")) {
-            let name = name.strip_suffix("_bucket").unwrap_or(name);
-            assert!(served.contains(name), "{name} is not served");
-            shown.insert(name.to_owned());
-        }
-    }
-    assert!(shown.len() > 15, "{shown:?}");
+    let shown = named(targets.map(|target| target["expr"].as_str().unwrap()));
+    assert!(shown.len() > 20 && shown.is_subset(&served), "{:?}", shown.difference(&served));
+    let operations = text("../docs/operations.md");
+    // A row of the table of alerts begins with an expression that compares something.
+    let alerts = operations.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let alerts =
+        alerts.map(|(expression, _)| expression).filter(|it| it.contains(" > ") || it.contains(" < "));
+    let watched = named(alerts);
+    assert!(watched.len() > 8 && watched.is_subset(&served), "{:?}", watched.difference(&served));
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
     assert_eq!(ids.len(), panels.len(), "panels have numbers of their own");
 }

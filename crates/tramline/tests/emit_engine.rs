@@ -23,7 +23,7 @@ async fn payloads(tram: &Tramline) -> Vec<String> {
 #[tokio::test]
 async fn emits_gather_while_one_is_under_way() {
     let bench = Bench::new().await;
-    let tram = bench.process();
+    let tram = bench.process_with(|options| options.flushers_at_most(1));
     let mut held = bench.store.hold("emit");
     let first = tokio::spawn({
         let tram = tram.clone();
@@ -52,7 +52,7 @@ fn a_runtime_that_ends_while_emits_wait_does_not_hang_and_the_next_one_goes_on()
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let ending = runtime();
     let bench = ending.block_on(Bench::new());
-    let tram = bench.process();
+    let tram = bench.process_with(|options| options.flushers_at_most(1));
     let mut held = bench.store.hold("emit");
     let first = tram.clone();
     ending.spawn(async move { first.emit(event("first")).await });
@@ -92,7 +92,7 @@ async fn an_impossible_event_is_refused_before_it_joins_a_group() {
 #[tokio::test]
 async fn a_group_that_fails_as_a_whole_is_retried_one_by_one() {
     let bench = Bench::new().await;
-    let tram = bench.process();
+    let tram = bench.process_with(|options| options.flushers_at_most(1));
     let mut held = bench.store.hold("emit");
     let first = tokio::spawn({
         let tram = tram.clone();

@@ -11,7 +11,9 @@ use std::time::Duration;
 pub(crate) const EXAMPLES: &str = "  tramline dead list emails
   tramline dead replay emails 4711 4712
   tramline dead drop emails --since 2030-01-31T12:00:00Z";
-const LIST: &str = "  tramline dead list emails --limit 20\n  tramline dead list emails --json | jq .error";
+const LIST: &str = "  tramline dead list emails --limit 20
+  tramline dead list emails --type order.paid --error 'HTTP 5'
+  tramline dead list emails --json | jq .error";
 const REPLAY: &str = "  tramline dead replay emails 4711 4712
   tramline dead replay emails --all --rate 10/s
   tramline dead replay emails --type order.paid --error-prefix 'HTTP 5'";
@@ -32,6 +34,8 @@ enum Verb {
     List {
         /// The subscription
         name: String,
+        #[command(flatten)]
+        those: Those,
         #[command(flatten)]
         page: Page,
     },
@@ -69,7 +73,7 @@ pub(super) struct Page {
 
 /// By number, or all, or those of which everything that is said is true.
 #[derive(clap::Args)]
-#[group(required = true, multiple = true)]
+#[group(required = true, multiple = true, args = ["ids", "all", "topic", "type", "key", "error", "error_prefix", "since", "until"])]
 struct Which {
     /// The ids of the events
     #[arg(conflicts_with_all = ["all", "topic", "type", "key", "error", "error_prefix", "since", "until"])]
@@ -77,6 +81,13 @@ struct Which {
     /// All dead events
     #[arg(long, conflicts_with_all = ["topic", "type", "key", "error", "error_prefix", "since", "until"])]
     all: bool,
+    #[command(flatten)]
+    those: Those,
+}
+
+/// Those of which everything that is said is true.
+#[derive(clap::Args)]
+struct Those {
     /// Those of this topic
     #[arg(long)]
     topic: Option<String>,
@@ -112,7 +123,10 @@ const DEAD: &[Column] = &[
 /// `tramline dead`.
 pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
     let (name, verb, which, rate) = match args.verb {
-        Verb::List { name, page } => return list(&cx, &name, "dead", page, DEAD).await,
+        Verb::List { name, those, page } => {
+            let query = those.said().chain(page.query()).collect();
+            return one_page(&cx, &["v1", "subscriptions", &name, "dead"], query, DEAD).await;
+        }
         Verb::Replay { name, which, rate } => (name, "replay", which, rate),
         Verb::Drop { name, which } => (name, "drop", which, None),
     };
@@ -157,20 +171,27 @@ pub(super) async fn one_page(
     Ok(())
 }
 
+impl Those {
+    /// What was said, by name.
+    fn said(self) -> impl Iterator<Item = (&'static str, String)> {
+        let said = [
+            ("topic", self.topic),
+            ("type", self.r#type),
+            ("key", self.key),
+            ("error", self.error),
+            ("error_prefix", self.error_prefix),
+            ("since", self.since),
+            ("until", self.until),
+        ];
+        said.into_iter().filter_map(|(name, value)| Some((name, value?)))
+    }
+}
+
 fn body(which: Which) -> Value {
     if which.all {
         return json!({"all": true});
     }
-    let said = [
-        ("topic", which.topic),
-        ("type", which.r#type),
-        ("key", which.key),
-        ("error", which.error),
-        ("error_prefix", which.error_prefix),
-        ("since", which.since),
-        ("until", which.until),
-    ];
     let said: serde_json::Map<String, Value> =
-        said.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into()))).collect();
+        which.those.said().map(|(name, value)| (name.to_owned(), value.into())).collect();
     if said.is_empty() { json!({"ids": which.ids}) } else { Value::Object(said) }
 }

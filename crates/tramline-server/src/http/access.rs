@@ -85,12 +85,22 @@ impl Access {
 
     /// Who calls.
     pub(crate) async fn caller(&self, headers: &HeaderMap) -> Answer<Caller> {
+        if let Some(caller) = self.known_caller(headers)? {
+            return Ok(caller);
+        }
+        // Another node may have created it a moment ago.
+        self.read_again().await;
+        self.known_caller(headers)?.ok_or_else(|| unauthorized("the token is not known"))
+    }
+
+    /// Who calls, as far as this node knows; `None`: it does not know the token.
+    pub(crate) fn known_caller(&self, headers: &HeaderMap) -> Answer<Option<Caller>> {
         let secrets = secrets(headers)?;
         if secrets.is_empty() {
             return match &self.anybody {
                 Some(anybody) if self.is_empty() => {
                     is_local(headers)?;
-                    Ok(anybody.clone())
+                    Ok(Some(anybody.clone()))
                 }
                 _ => Err(unauthorized("there is no token")),
             };
@@ -99,14 +109,9 @@ impl Access {
         if let Some((root, caller)) = &self.root
             && hashes.iter().any(|hash| bool::from(root.ct_eq(hash)))
         {
-            return Ok(caller.clone());
+            return Ok(Some(caller.clone()));
         }
-        if let Some(caller) = self.find_any(&hashes)? {
-            return Ok(caller);
-        }
-        // Another node may have created it a moment ago.
-        self.read_again().await;
-        self.find_any(&hashes)?.ok_or_else(|| unauthorized("the token is not known"))
+        self.find_any(&hashes)
     }
 
     fn find_any(&self, hashes: &[[u8; 32]]) -> Answer<Option<Caller>> {

@@ -10,6 +10,7 @@ use crate::http::tallies::access::Belongings;
 use crate::http::workers::Workers;
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
+use futures_util::FutureExt;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -90,18 +91,15 @@ impl App {
     }
 
     /// Asks the store, but not for ever.
-    pub(crate) async fn ask<T>(&self, call: impl Future<Output = tramline::Result<T>>) -> Answer<T> {
-        match tokio::time::timeout(self.config.store_timeout(), call).await {
+    pub(crate) fn ask<T>(
+        &self,
+        call: impl Future<Output = tramline::Result<T>>,
+    ) -> impl Future<Output = Answer<T>> {
+        // Not an `async fn`, which would have room for the call twice: before it is timed and after.
+        tokio::time::timeout(self.config.store_timeout(), call).map(|answer| match answer {
             Ok(answer) => Ok(answer?),
-            Err(_) => {
-                tracing::warn!("the store did not answer a request in time");
-                Err(Problem::new(
-                    axum::http::StatusCode::SERVICE_UNAVAILABLE,
-                    "the store did not answer in time; it is not known whether anything was stored",
-                    "try again; emits are safe to repeat with an Idempotency-Key",
-                ))
-            }
-        }
+            Err(_) => Err(too_slow()),
+        })
     }
 
     /// A subscription by name, looked up at most once a second.
@@ -128,4 +126,13 @@ impl App {
     fn known(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Arc<Subscription>, Instant)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn too_slow() -> Problem {
+    tracing::warn!("the store did not answer a request in time");
+    Problem::new(
+        axum::http::StatusCode::SERVICE_UNAVAILABLE,
+        "the store did not answer in time; it is not known whether anything was stored",
+        "try again; emits are safe to repeat with an Idempotency-Key",
+    )
 }

@@ -16,6 +16,9 @@ const PIECE: usize = 1 << 10;
 /// About how much is decompressed at once.
 const ENOUGH: usize = 64 << 10;
 
+/// What is no larger is copied: it lies in the buffer of its connection, which cannot be used again as long as somebody has it.
+const SMALL: usize = 4 << 10;
+
 /// A body that is read piece by piece.
 pub(crate) struct Reader {
     body: Body,
@@ -101,6 +104,7 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body, limit: usize, pause: D
     let mut reader = Reader::new(headers, body, pause)?;
     let Some(first) = reader.next().await? else { return Ok(Bytes::new()) };
     check(first.len(), limit)?;
+    let first = if first.len() <= SMALL { Bytes::copy_from_slice(&first) } else { first };
     let Some(second) = reader.next().await? else { return Ok(first) };
     check(first.len() + second.len(), limit)?;
     let mut all = BytesMut::from(&first[..]);

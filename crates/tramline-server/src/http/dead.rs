@@ -4,7 +4,7 @@ use crate::http::app::Shared;
 use crate::http::body;
 use crate::http::caller::Caller;
 use crate::http::json::{EventOut, Id, List, Object, When, ok};
-use crate::http::letters::{FailureOut, MOST, WhichIn};
+use crate::http::letters::{FailureOut, MOST, ThoseIn, WhichIn};
 use crate::http::params::{IdPage, Name, Params};
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
@@ -49,20 +49,23 @@ impl<'a> From<&'a DeadEvent> for DeadOut<'a> {
     }
 }
 
-/// Dead and held events, by id.
-#[utoipa::path(get, path = "/v1/subscriptions/{name}/dead", tag = "dead", params(("name" = schema::Name, Path), IdPage),
+/// Dead and held events, by id: all, or those of which everything that is set is true. One call looks at a bounded part of them, so a
+/// page may be short, or empty, and still have a `next`.
+#[utoipa::path(get, path = "/v1/subscriptions/{name}/dead", tag = "dead",
+    params(("name" = schema::Name, Path), IdPage, ThoseIn),
     responses((status = 200, body = List<DeadOut<'static>>)), security(("token" = ["manage"])))]
 pub(crate) async fn dead(
     State(app): State<Shared>,
     caller: Caller,
     name: Name,
     Params(page): Params<IdPage>,
+    Params(those): Params<ThoseIn>,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, name).await?;
-    let dead = app.ask(app.tram.dead(&subscription.name, page.after()?, page.limit())).await?;
-    let next =
-        dead.last().filter(|_| dead.len() == page.limit() as usize).map(|last| last.event.id.to_string());
-    Ok(ok(List { items: dead.iter().map(DeadOut::from).collect(), next }).into_response())
+    let (letters, after, limit) = (those.letters()?, page.after()?, page.limit());
+    let dead = app.ask(app.tram.find_dead(&subscription.name, letters, after, limit)).await?;
+    let items = dead.events.iter().map(DeadOut::from).collect();
+    Ok(ok(List { items, next: dead.next.map(|next| next.to_string()) }).into_response())
 }
 
 /// How many.

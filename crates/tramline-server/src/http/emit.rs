@@ -111,12 +111,14 @@ pub(crate) async fn emit(
 ) -> Answer<Response> {
     caller.topic(&[Scope::Publish], &name.0)?;
     let topic = name.checked("topic")?;
-    let (head, body) = request.into_parts();
-    let headers = head.headers;
+    let (mut head, body) = request.into_parts();
+    let headers = std::mem::take(&mut head.headers);
+    drop(head);
     let content_type = content_type(&headers)?;
     let started = tokio::time::Instant::now();
     if content_type == "application/x-ndjson" {
-        return ndjson::emit(&app, &caller, &topic, &headers, body).await;
+        // Boxed, like all that is rare: a request takes as much memory as its largest step.
+        return Box::pin(ndjson::emit(&app, &caller, &topic, &headers, body)).await;
     }
     let limit = app.config.max_body;
     let body = body::read(&headers, body, limit, app.config.body_timeout()).await?;
@@ -134,8 +136,16 @@ pub(crate) async fn emit(
     {
         first.event = first.event.clone().idempotency_key(key);
     }
-    let (events, keys) = events.into_iter().map(|read| (read.event, read.key)).unzip();
-    let receipt = store(&app, &topic, &headers, events).await?;
+    let context = request::context_of(&headers);
+    // The head lies in the buffer of the connection, which would need another one while this waits.
+    drop(headers);
+    let mut keys = Vec::with_capacity(events.len());
+    let mut stored = Vec::with_capacity(events.len());
+    for read in events {
+        stored.push(read.event);
+        keys.push(read.key);
+    }
+    let receipt = store_in(&app, &topic, &context, stored).await?;
     app.metrics.emit_seconds.observe(&topic, started.elapsed());
     let answer = Receipts { events: receipts(receipt, keys) };
     Ok(json_response(StatusCode::CREATED, serde_json::to_vec(&answer)?))
@@ -146,11 +156,14 @@ pub(crate) async fn store(
     app: &App,
     topic: &str,
     headers: &HeaderMap,
-    mut events: Vec<Event>,
+    events: Vec<Event>,
 ) -> Answer<Receipt> {
-    let context = request::context_of(headers);
+    store_in(app, topic, &request::context_of(headers), events).await
+}
+
+async fn store_in(app: &App, topic: &str, context: &Headers, mut events: Vec<Event>) -> Answer<Receipt> {
     if !context.is_empty() {
-        events = events.into_iter().map(|event| event.in_trace(&context)).collect();
+        events = events.into_iter().map(|event| event.in_trace(context)).collect();
     }
     match app.ask(app.tram.emit(events)).await {
         Ok(receipt) => {
@@ -189,7 +202,7 @@ impl Read {
     /// Checks what reading it cannot: whose tally it joins.
     pub(crate) async fn check(&self, app: &App, caller: &Caller) -> Answer<()> {
         match &self.tally {
-            Some(member) => member.check(app, caller).await,
+            Some(member) => Box::pin(member.check(app, caller)).await,
             None => Ok(()),
         }
     }

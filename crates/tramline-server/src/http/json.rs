@@ -38,7 +38,8 @@ impl<T: Serialize> IntoResponse for Json<T> {
 
 /// A response of JSON that is already written.
 pub(crate) fn json_response(status: StatusCode, body: Vec<u8>) -> Response {
-    let mut response = (status, body).into_response();
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

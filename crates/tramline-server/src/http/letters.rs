@@ -8,7 +8,7 @@ use std::time::Duration;
 use tramline::model::name;
 use tramline::store::verbs::Which;
 use tramline::{Failure, Letters, Pace};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// How many ids or keys one request names at most.
 pub(crate) const MOST: usize = 10_000;
@@ -55,17 +55,31 @@ pub(crate) struct PaceIn {
     per_ms: u64,
 }
 
-impl WhichIn {
-    /// How fast, if that was said.
-    pub(crate) fn rate(&self) -> Answer<Option<Pace>> {
-        let rate = self.rate.as_ref();
-        let rate =
-            rate.map(|Object(rate)| Pace { events: rate.events, per: Duration::from_millis(rate.per_ms) });
-        rate.iter().try_for_each(Pace::check)?;
-        Ok(rate)
-    }
+/// Which dead events: those of which everything that is set is true.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ThoseIn {
+    /// Those of this topic
+    #[param(value_type = Option<schema::Name>)]
+    topic: Option<String>,
+    /// Those of this type
+    r#type: Option<String>,
+    /// Those of this key
+    key: Option<String>,
+    /// Those whose last error has this in it
+    #[param(max_length = 1000)]
+    error: Option<String>,
+    /// Those whose last error begins with this
+    #[param(max_length = 1000)]
+    error_prefix: Option<String>,
+    /// Those that died at or after this time
+    since: Option<When>,
+    /// Those that died before this time
+    until: Option<When>,
+}
 
-    pub(crate) fn which(self) -> Answer<Which> {
+impl ThoseIn {
+    pub(crate) fn letters(self) -> Answer<Letters> {
         let letters = Letters {
             topic: self.topic,
             kind: self.r#type,
@@ -82,6 +96,31 @@ impl WhichIn {
         if let Some(topic) = &letters.topic {
             name::check("topic", topic)?;
         }
+        Ok(letters)
+    }
+}
+
+impl WhichIn {
+    /// How fast, if that was said.
+    pub(crate) fn rate(&self) -> Answer<Option<Pace>> {
+        let rate = self.rate.as_ref();
+        let rate =
+            rate.map(|Object(rate)| Pace { events: rate.events, per: Duration::from_millis(rate.per_ms) });
+        rate.iter().try_for_each(Pace::check)?;
+        Ok(rate)
+    }
+
+    pub(crate) fn which(self) -> Answer<Which> {
+        let those = ThoseIn {
+            topic: self.topic,
+            r#type: self.r#type,
+            key: self.key,
+            error: self.error,
+            error_prefix: self.error_prefix,
+            since: self.since,
+            until: self.until,
+        };
+        let letters = those.letters()?;
         let filtered = letters != Letters::default();
         match (self.ids, self.all, filtered) {
             (Some(ids), false, false) if ids.len() <= MOST => {

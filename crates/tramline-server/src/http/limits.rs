@@ -1,6 +1,7 @@
 //! What goes before every request: room for it, its token, and a net for panics.
 
 use crate::http::app::Shared;
+use crate::http::caller::Caller;
 use crate::http::problem::{Answer, Problem};
 use crate::traces::request;
 use axum::extract::{MatchedPath, Query, Request, State};
@@ -8,7 +9,9 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Either, ready};
 use std::collections::HashMap;
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::OwnedSemaphorePermit;
@@ -36,53 +39,87 @@ pub(crate) struct Door {
 }
 
 /// Lets a request in, if there is room, its token is known, and nothing about its head is wrong.
-pub(crate) async fn admit(State(door): State<Door>, mut request: Request, next: Next) -> Response {
-    let app = door.app;
-    let Ok(permit) = app.requests.clone().try_acquire_owned() else {
-        app.metrics.refused.add("busy", 1);
+///
+/// Not an `async fn`: that would have room for the request several times, and memory for so much is slow to get.
+pub(crate) fn admit(
+    State(door): State<Door>,
+    request: Request,
+    next: Next,
+) -> impl Future<Output = Response> + Send {
+    let Ok(permit) = door.app.requests.clone().try_acquire_owned() else {
+        door.app.metrics.refused.add("busy", 1);
         let detail = "the server has too much to do";
-        return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail, "try again in a moment")
-            .into_response();
+        let busy = Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail, "try again in a moment");
+        return Either::Right(ready(busy.into_response()).boxed());
     };
-    let caller = match app.access.caller(request.headers()).await {
-        Ok(caller) => caller,
-        Err(problem) => {
-            app.metrics.refused.add("token", 1);
-            return problem.into_response();
-        }
-    };
-    if let Err(problem) = head_fits(&request).and_then(|()| query_fits(&door.queries, &request)) {
-        app.metrics.answered(problem.status());
-        return problem.into_response();
+    match door.app.access.known_caller(request.headers()) {
+        Ok(Some(caller)) => door.pass(permit, caller, request, next),
+        Err(problem) => Either::Right(ready(door.unknown(problem)).boxed()),
+        Ok(None) => Either::Right(
+            async move {
+                match door.app.access.caller(request.headers()).await {
+                    Ok(caller) => door.pass(permit, caller, request, next).await,
+                    Err(problem) => door.unknown(problem),
+                }
+            }
+            .boxed(),
+        ),
     }
-    let (method, who) = (request.method().clone(), caller.clone());
-    let path = request.extensions().get::<MatchedPath>().cloned();
-    let started = tokio::time::Instant::now();
-    let slot = Slot(Arc::new(Mutex::new(Some(permit))));
-    request.extensions_mut().insert(caller);
-    request.extensions_mut().insert(slot.clone());
-    let route = path.as_ref().map_or("", MatchedPath::as_str);
-    let span = request::span(&app.tram, method.as_str(), route, request.headers());
-    let response = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone()).await;
-    drop(slot);
-    let response = response.unwrap_or_else(|_| {
-        tracing::error!("a request handler panicked");
-        let detail = "the server made a mistake; it goes on";
-        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail, "report it, with what you sent")
-            .into_response()
-    });
-    app.metrics.answered(response.status());
-    request::answered(&span, response.status().as_u16());
-    // The path as it is routed, not as it came: names and keys may tell too much.
-    tracing::debug!(
-        %method,
-        path = route,
-        by = who.name(),
-        status = response.status().as_u16(),
-        took_us = started.elapsed().as_micros() as u64,
-        "request answered"
-    );
-    response
+}
+
+/// A request that is let in, or an answer that is there at once or rare.
+type Passing<F> = Either<F, BoxFuture<'static, Response>>;
+
+impl Door {
+    fn unknown(&self, problem: Problem) -> Response {
+        self.app.metrics.refused.add("token", 1);
+        problem.into_response()
+    }
+
+    fn pass(
+        self,
+        permit: OwnedSemaphorePermit,
+        caller: Caller,
+        mut request: Request,
+        next: Next,
+    ) -> Passing<impl Future<Output = Response> + Send> {
+        let app = self.app;
+        if let Err(problem) = head_fits(&request).and_then(|()| query_fits(&self.queries, &request)) {
+            app.metrics.answered(problem.status());
+            return Either::Right(ready(problem.into_response()).boxed());
+        }
+        let (method, who) = (request.method().clone(), caller.clone());
+        let path = request.extensions().get::<MatchedPath>().cloned();
+        let started = tokio::time::Instant::now();
+        let slot = Slot(Arc::new(Mutex::new(Some(permit))));
+        request.extensions_mut().insert(caller);
+        request.extensions_mut().insert(slot.clone());
+        let route = path.as_ref().map_or("", MatchedPath::as_str);
+        let span = request::span(&app.tram, method.as_str(), route, request.headers());
+        let running = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone());
+        Either::Left(running.map(move |response| {
+            drop(slot);
+            let response = response.unwrap_or_else(|_| panicked());
+            app.metrics.answered(response.status());
+            request::answered(&span, response.status().as_u16());
+            // The path as it is routed, not as it came: names and keys may tell too much.
+            tracing::debug!(
+                %method,
+                path = path.as_ref().map_or("", MatchedPath::as_str),
+                by = who.name(),
+                status = response.status().as_u16(),
+                took_us = started.elapsed().as_micros() as u64,
+                "request answered"
+            );
+            response
+        }))
+    }
+}
+
+fn panicked() -> Response {
+    tracing::error!("a request handler panicked");
+    let detail = "the server made a mistake; it goes on";
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail, "report it, with what you sent").into_response()
 }
 
 /// For what anybody may ask.

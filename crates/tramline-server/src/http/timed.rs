@@ -123,8 +123,8 @@ impl Store for Timed {
     async fn log_end(&self, topic: &str) -> Result<EventId> {
         self.time("log_end", self.store.log_end(topic)).await
     }
-    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
-        self.time("dead", self.store.dead(page)).await
+    async fn dead(&self, list: ListDead) -> Result<DeadPage> {
+        self.time("dead", self.store.dead(list)).await
     }
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
         self.time("parked", self.store.parked(page)).await

@@ -5,6 +5,8 @@ use crate::http::limits::MAX_HEAD;
 use crate::serve::stall::Stall;
 use crate::serve::tls::Tls;
 use axum::Router;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -132,9 +134,12 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::pin!(connection);
+    // Among futures of which each is looked at only when it was woken: the connection is woken often, and the token is shared by all.
+    let mut draining = FuturesUnordered::from_iter([app.draining.cancelled()]);
     let ended = tokio::select! {
+        biased;
         ended = &mut connection => ended,
-        () = app.draining.cancelled() => {
+        Some(()) = draining.next() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

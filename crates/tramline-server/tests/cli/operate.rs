@@ -51,6 +51,9 @@ fn dead_events_are_chosen_by_what_they_are_and_replayed_at_a_rate() {
         server.ok(&["emit", "t", "1", "--type", kind, "--key", kind]);
     }
     server.ok(&FAIL);
+    let listed = server.json(&["dead", "list", "t", "--type", "b", "--since", "2001-01-01T00:00:00Z"]);
+    assert_eq!((&listed["type"], &listed["key"]), (&json!("b"), &json!("b")));
+    assert_eq!(server.ok(&["dead", "list", "t", "--error", "nothing like it"]), "");
     assert_eq!(server.ok(&["dead", "drop", "t", "--type", "b", "--error", "nothing like it"]), "0\n");
     assert_eq!(server.ok(&["dead", "drop", "t", "--type", "b", "--key", "b"]), "1\n");
     assert_eq!(server.ok(&["dead", "replay", "t", "--topic", "t", "--rate", "1/1h"]), "2\n");

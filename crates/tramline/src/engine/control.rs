@@ -3,7 +3,7 @@
 use crate::engine::tramline::Tramline;
 use crate::error::{Error, Result};
 use crate::model::id::{EventId, SubscriptionId};
-use crate::model::letter::Pace;
+use crate::model::letter::{Letters, Pace};
 use crate::model::rule::{AuditEntry, PatternRule, RuleKind};
 use crate::model::subscription::{Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::Time;
@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// How many steps of a back-fill are made at once: some ten thousand events.
 const CATCH_UP: u32 = 16;
+/// How many looks for dead events one call takes at most.
+const LOOKS: usize = 16;
 
 /// All errors: `NotFound` for names that do not exist, `Unavailable` when the store does not answer. Dropping a future leaves open
 /// whether the step happened, but never half of it.
@@ -196,8 +198,34 @@ impl Tramline {
     /// # Errors
     /// `NotFound`.
     pub async fn dead(&self, subscription: &str, after: EventId, limit: u32) -> Result<Vec<DeadEvent>> {
-        let page = self.page(subscription, after, limit).await?;
-        self.store().dead(page).await
+        Ok(self.find_dead(subscription, Letters::default(), after, limit).await?.events)
+    }
+
+    /// Those dead and held events that are meant, by id: at most `limit` after `after`. Looks at a bounded part of them: there may be fewer
+    /// or none, and still more to come after `next`.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn find_dead(
+        &self,
+        subscription: &str,
+        letters: Letters,
+        after: EventId,
+        limit: u32,
+    ) -> Result<DeadPage> {
+        let mut page = self.page(subscription, after, limit).await?;
+        let mut found = DeadPage::default();
+        for _ in 0..LOOKS {
+            let look = self.store().dead(ListDead { page: page.clone(), letters: letters.clone() }).await?;
+            page.limit -= (look.events.len() as u32).min(page.limit);
+            found.events.extend(look.events);
+            found.next = look.next;
+            match look.next {
+                Some(next) if page.limit > 0 => page.after = next,
+                _ => break,
+            }
+        }
+        Ok(found)
     }
 
     /// Runs dead and held events again, with their attempts counted anew. Gives how many.

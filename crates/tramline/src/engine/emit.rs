@@ -34,18 +34,26 @@ struct Inner {
     clock: Clock,
     wake: Arc<dyn Wake>,
     queue: Mutex<Queue>,
+    /// The store makes the groups.
+    store_gathers: bool,
     room: Arc<Semaphore>,
     hasher: RandomState,
 }
 
 impl Emitter {
-    /// At most `lines` groups are written at the same time.
-    pub(crate) fn new(store: Arc<dyn Store>, clock: Clock, wake: Arc<dyn Wake>, lines: usize) -> Emitter {
+    /// At most `lines` groups are written at the same time; `None`: the store makes groups itself.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        wake: Arc<dyn Wake>,
+        lines: Option<usize>,
+    ) -> Emitter {
         let inner = Inner {
             store,
             clock,
             wake,
-            queue: Mutex::new(Queue::new(lines.max(1))),
+            queue: Mutex::new(Queue::new(lines.unwrap_or(1))),
+            store_gathers: lines.is_none(),
             room: Arc::new(Semaphore::new(ROOM)),
             hasher: RandomState::new(),
         };
@@ -58,11 +66,18 @@ impl Emitter {
         let bytes = unit.iter().map(Event::weight).sum::<usize>();
         let size = (bytes >> 10).clamp(1, ROOM) as u32;
         let room = self.inner.room.clone().acquire_many_owned(size).await.map_err(|_| closed())?;
+        if self.inner.store_gathers && idempotency(&unit).is_none() {
+            return self.inner.write_alone(unit).await;
+        }
         let (reply, answer) = oneshot::channel();
         let waiting = Waiting { unit, bytes, reply, _room: room };
+        if self.inner.store_gathers {
+            Box::pin(self.inner.clone().flush(vec![waiting])).await;
+            return answer.await.map_err(|_| closed())?;
+        }
         match self.inner.claim_a_turn(&waiting.unit) {
             // Nobody else depends on this group, so it needs no task of its own, and no hand-over to one.
-            Some(flushing) => drop(write(flushing, vec![waiting]).await),
+            Some(flushing) => drop(Box::pin(write(flushing, vec![waiting])).await),
             None => self.inner.join(waiting),
         }
         answer.await.map_err(|_| closed())?
@@ -186,6 +201,13 @@ impl Inner {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    async fn write_alone(&self, unit: Vec<Event>) -> Result<Emission> {
+        let emit = Emit { units: vec![unit], now: self.clock.now() };
+        let emission = self.store.emit(emit).await?.pop().ok_or_else(closed)??;
+        self.notify(std::iter::once(&emission));
+        Ok(emission)
+    }
+
     async fn flush(self: Arc<Self>, mut group: Vec<Waiting>) {
         let keep = group.len() > 1 || idempotency(&group[0].unit).is_some();
         let units =
@@ -246,7 +268,11 @@ impl Inner {
 
     fn notify<'a>(&self, emissions: impl Iterator<Item = &'a Emission>) {
         let mut wake: Vec<SubscriptionId> = Vec::new();
-        for emission in emissions.filter(|emission| !emission.repeated) {
+        let mut emissions = emissions.filter(|emission| !emission.repeated && !emission.hinted).peekable();
+        if emissions.peek().is_none() {
+            return;
+        }
+        for emission in emissions {
             let new = emission.wake.iter().filter(|id| !wake.contains(id)).copied().collect::<Vec<_>>();
             wake.extend(new);
         }

@@ -111,7 +111,7 @@ impl Options {
         self
     }
 
-    /// How many groups of emits are written at the same time (SQLite 1, others 4, unless set).
+    /// How many groups of emits are written at the same time (4 unless set; SQLite's one writer makes the groups itself).
     #[must_use]
     pub fn flushers_at_most(mut self, flushers: usize) -> Options {
         self.flushers = Some(flushers.max(1));
@@ -189,9 +189,9 @@ impl Options {
         self
     }
 
-    pub(crate) fn flushers(&self) -> usize {
-        // SQLite has one writer; more groups would only be smaller.
-        self.flushers.unwrap_or(if self.is_server() { 4 } else { 1 })
+    /// `None`: the store makes the groups. SQLite's writer knows when it is free for the next one.
+    pub(crate) fn flushers(&self) -> Option<usize> {
+        self.flushers.or(self.is_server().then_some(4))
     }
 
     /// Opens the store, and the way hints travel on this kind of store unless another one is set.

@@ -59,6 +59,7 @@ impl Stored {
             events: plan.emitted(at, &numbers),
             wake: plan.wake(at).to_vec(),
             repeated: false,
+            hinted: false,
         };
         (0..units).map(emission).collect()
     }

@@ -51,7 +51,8 @@ impl Entry {
             prev: (prev > 0).then_some(EventId(prev)),
             duplicate: prev == DUPLICATE,
         };
-        Ok(Emission { events: pairs.into_iter().map(emitted).collect(), wake: Vec::new(), repeated: true })
+        let events = pairs.into_iter().map(emitted).collect();
+        Ok(Emission { events, wake: Vec::new(), repeated: true, hinted: false })
     }
 }
 

@@ -2,14 +2,16 @@
 
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
+use crate::model::event::StoredEvent;
 use crate::model::id::{ChunkId, EventId, SubscriptionId};
 use crate::model::letter::Letters;
 use crate::model::mask::Mask;
 use crate::model::slice::Slice;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
-use crate::store::verbs::REVIVE_STEP;
-use std::collections::BTreeMap;
+use crate::store::failures::History;
+use crate::store::verbs::{DeadEvent, DeadPage, ListDead, Page, REVIVE_STEP};
+use std::collections::{BTreeMap, HashMap};
 
 /// Of the chunks of the rows that a step found, in order, those that it has all rows of, and where the next step goes on.
 pub(crate) fn whole_chunks(mut found: Vec<i64>) -> (Vec<i64>, Option<EventId>) {
@@ -64,6 +66,71 @@ impl Chosen {
             None => slice.mask,
             Some(wanted) => wanted.get(&slice.chunk).map_or(Mask::EMPTY, |mask| slice.mask.and(*mask)),
         }
+    }
+}
+
+/// How many rows a look for dead events takes. Rows of a chunk are in the order of the deaths. Up to 64 belong to what was listed
+/// before, and the last 64 may be a part of their chunk: the page is filled from whole chunks between them.
+pub(crate) fn rows_of(page: &Page) -> u32 {
+    page.limit.saturating_add(2 * Mask::CAPACITY)
+}
+
+/// The page that a look comes to.
+pub(crate) struct Buried<'a> {
+    pub(crate) list: &'a ListDead,
+    /// Rows in the order of their chunks, [`rows_of`] at most, and the chunks.
+    pub(crate) found: Vec<Slice>,
+    pub(crate) chunks: &'a HashMap<ChunkId, ChunkRow>,
+    pub(crate) history: &'a History,
+    pub(crate) catalog: &'a Catalog,
+}
+
+impl Buried<'_> {
+    pub(crate) fn page(mut self) -> Result<DeadPage> {
+        let Page { after, limit, .. } = self.list.page;
+        let mut next = self.keep_whole_chunks();
+        let mut events = Vec::new();
+        for slice in self.found.iter().filter(|slice| self.list.letters.fits(slice)) {
+            events.extend(self.events(slice)?);
+        }
+        events.retain(|dead| dead.event.id > after);
+        events.sort_by_key(|dead| dead.event.id);
+        if events.len() > limit as usize {
+            events.truncate(limit as usize);
+            next = events.last().map(|last| last.event.id);
+        }
+        for dead in &mut events {
+            dead.failures = self.history.failures(self.list.page.subscription, dead.event.id);
+        }
+        Ok(DeadPage { events, next })
+    }
+
+    /// Leaves out a chunk of which there may be more rows, and says where the next look goes on then.
+    fn keep_whole_chunks(&mut self) -> Option<EventId> {
+        if self.found.len() < rows_of(&self.list.page) as usize {
+            return None;
+        }
+        let part = self.found.last()?.chunk;
+        self.found.retain(|slice| slice.chunk != part);
+        self.found.last().map(|last| EventId::at(last.chunk, Mask::CAPACITY - 1))
+    }
+
+    fn events(&self, slice: &Slice) -> Result<Vec<DeadEvent>> {
+        let Some(row) = self.chunks.get(&slice.chunk) else { return Ok(Vec::new()) };
+        let topic = self.catalog.topic_name(row.topic);
+        let mask = match self.list.letters.asks_for_events() {
+            true => slice.mask.and(self.list.letters.select(row, &topic)?),
+            false => slice.mask,
+        };
+        let dead = |event: StoredEvent| DeadEvent {
+            event: event.shown_to(slice.subscription),
+            attempts: slice.attempts,
+            crashes: slice.crashes,
+            error: slice.error.clone().unwrap_or_default(),
+            died_at: slice.due_at,
+            failures: Vec::new(),
+        };
+        Ok(row.select(&topic, mask)?.into_iter().map(dead).collect())
     }
 }
 

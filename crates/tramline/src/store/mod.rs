@@ -211,7 +211,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Where the log of a topic ends now: nothing at or before it will ever be added. `Unavailable` while that cannot be known.
     async fn log_end(&self, topic: &str) -> Result<EventId>;
     /// Dead (and held) events of a subscription, by id.
-    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>>;
+    async fn dead(&self, list: ListDead) -> Result<DeadPage>;
     /// Parked keys of a subscription, by the event that blocks them.
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>>;
 

@@ -57,7 +57,7 @@ async fn dead_events_are_listed_by_id_page_by_page(bed: Bed) {
     let mut emitted = bed.emit_plain(70).await;
     emitted.extend(bed.emit_plain(3).await);
     queue.settle(&queue.claim(100).await, Outcome::dead("no")).await;
-    assert_eq!(list_by_tens(&queue).await, emitted);
+    assert_eq!(queue.find_dead(&Letters::default(), 10).await, emitted);
 }
 
 /// Events that die one by one are rows of their own, which are numbered in the order of the deaths.
@@ -68,19 +68,7 @@ async fn dead_events_are_listed_by_id_in_whatever_order_they_died(bed: Bed) {
     for (n, id) in emitted.iter().enumerate().rev() {
         queue.settle_each(&claimed, &[(*id, Outcome::dead(format!("error {n}")))]).await;
     }
-    assert_eq!(list_by_tens(&queue).await, emitted);
-}
-
-async fn list_by_tens(queue: &Queue) -> Vec<EventId> {
-    let mut listed = Vec::new();
-    let mut page = Page { limit: 10, ..queue.page() };
-    loop {
-        let dead = queue.bed.store.dead(page.clone()).await.unwrap();
-        assert!(dead.len() <= 10);
-        let Some(last) = dead.last() else { return listed };
-        page.after = last.event.id;
-        listed.extend(dead.iter().map(|dead| dead.event.id));
-    }
+    assert_eq!(queue.find_dead(&Letters::default(), 10).await, emitted);
 }
 
 async fn a_replayed_event_runs_again_with_its_attempts_counted_anew(bed: Bed) {

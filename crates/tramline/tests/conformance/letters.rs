@@ -8,6 +8,8 @@ conformance![
     dead_events_are_chosen_by_the_time_of_their_death,
     all_conditions_have_to_hold,
     what_is_not_chosen_stays,
+    dead_events_are_listed_by_what_they_are,
+    a_list_of_chosen_dead_events_goes_on_where_its_page_ends,
     more_dead_events_than_one_step_takes_are_all_replayed,
     a_replay_at_a_rate_gives_every_event_a_time_of_its_own,
     a_rate_holds_over_many_steps,
@@ -117,6 +119,48 @@ async fn what_is_not_chosen_stays(bed: Bed) {
     let even: Vec<EventId> = emitted.iter().step_by(2).map(|event| event.id).collect();
     assert_eq!(queue.dead_ids().await, even);
     assert_eq!(queue.drain().await.len(), 32);
+}
+
+async fn dead_events_are_listed_by_what_they_are(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC, "other"], policy).await;
+        let start = bed.time();
+        let paid = kill(&queue, keyed("a").kind("order.paid"), "HTTP 504").await;
+        bed.pass(seconds(10));
+        let later = bed.time();
+        let sent = kill(&queue, keyed("b").kind("order.sent"), "refused by HTTP").await;
+        let other = kill(&queue, Event::new("other", "{}").key("a"), "no").await;
+        for (letters, expected) in [
+            (those(), vec![paid, sent, other]),
+            (Letters { topic: Some("other".into()), ..those() }, vec![other]),
+            (Letters { kind: Some("order.sent".into()), ..those() }, vec![sent]),
+            (Letters { key: Some("a".into()), ..those() }, vec![paid, other]),
+            (Letters { error: Some("HTTP".into()), ..those() }, vec![paid, sent]),
+            (Letters { error_prefix: Some("HTTP".into()), ..those() }, vec![paid]),
+            (Letters { since: Some(later), ..those() }, vec![sent, other]),
+            (Letters { since: Some(start), until: Some(later), ..those() }, vec![paid]),
+            (Letters { key: Some("a".into()), error: Some("HTTP".into()), ..those() }, vec![paid]),
+            (Letters { topic: Some("nowhere".into()), ..those() }, vec![]),
+        ] {
+            assert_eq!(queue.find_dead(&letters, 10).await, expected, "{name}: {letters:?}");
+        }
+        assert_eq!(queue.drop_dead(Which::All).await, 3, "{name}");
+    }
+}
+
+/// One look is bounded, so that a page can be empty and not the last one.
+async fn a_list_of_chosen_dead_events_goes_on_where_its_page_ends(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let killed = kill_many(&queue, 600).await;
+    let last = Letters { error: Some(format!("error {}", killed[599])), ..those() };
+    assert_eq!(queue.find_dead(&last, 1).await, [killed[599]]);
+    assert_eq!(queue.find_dead(&last, 1_000).await, [killed[599]]);
+    let some = Letters { error: Some("7".into()), ..those() };
+    let expected: Vec<EventId> = killed.iter().filter(|id| id.to_string().contains('7')).copied().collect();
+    for limit in [1, 7, 100] {
+        assert_eq!(queue.find_dead(&some, limit).await, expected, "{limit} at a time");
+    }
+    assert_eq!(queue.find_dead(&those(), 50).await, killed);
 }
 
 async fn more_dead_events_than_one_step_takes_are_all_replayed(bed: Bed) {

@@ -328,8 +328,8 @@ impl Store for Disturbed {
     async fn log_end(&self, topic: &str) -> Result<EventId> {
         self.inner.log_end(topic).await
     }
-    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
-        self.inner.dead(page).await
+    async fn dead(&self, list: ListDead) -> Result<DeadPage> {
+        self.inner.dead(list).await
     }
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
         self.inner.parked(page).await

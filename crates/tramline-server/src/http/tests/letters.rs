@@ -81,6 +81,26 @@ async fn dead_events_are_replayed_and_dropped_by_what_they_are() {
 }
 
 #[tokio::test]
+async fn dead_events_are_listed_by_what_they_are() {
+    let bed = bed(json!({})).await;
+    let paid = kill(&bed, json!({"payload": 1, "type": "order.paid", "key": "a"}), "HTTP 500").await;
+    let sent = kill(&bed, json!({"payload": 1, "type": "order.sent", "key": "b"}), "HTTP 404").await;
+    let list = async |query: &str| {
+        let dead = bed.get(&format!("/v1/subscriptions/s/dead?{query}")).await.good();
+        let items = dead["items"].as_array().unwrap().clone();
+        items.iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(list("type=order.paid").await, std::slice::from_ref(&paid));
+    assert_eq!(list("key=b&error_prefix=HTTP%204").await, std::slice::from_ref(&sent));
+    assert_eq!(list("error=HTTP&since=2001-01-01T00:00:00Z&limit=5").await, [paid, sent]);
+    assert_eq!(list("until=2001-01-01T00:00:00Z").await, [""; 0]);
+    for bad in ["since=yesterday", "topic=%20", "erorr=x", "error=%00".repeat(400).as_str()] {
+        let refused = bed.get(&format!("/v1/subscriptions/s/dead?{bad}")).await;
+        assert!([400, 422].contains(&refused.status.as_u16()), "{bad}: {}", refused.text);
+    }
+}
+
+#[tokio::test]
 async fn a_replay_with_a_rate_comes_back_one_after_the_other() {
     let bed = bed(json!({})).await;
     for _ in 0..3 {

@@ -211,9 +211,10 @@ impl Store for MysqlStore {
         ))
     }
 
-    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
-        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(page.now)), |session| look::dead(
-            session, &page
+    async fn dead(&self, list: ListDead) -> Result<DeadPage> {
+        let now = list.page.now;
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(now)), |session| look::dead(
+            session, &list
         ))
     }
 

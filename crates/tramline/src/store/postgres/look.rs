@@ -15,10 +15,12 @@ use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
 use crate::plan::mend::{find, predecessor};
 use crate::store::chain::Walk;
+use crate::store::letters::{Buried, rows_of};
 use crate::store::proven::Proven;
 use crate::store::rows::StepRows;
 use crate::store::verbs::{
-    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced, Worker,
+    DeadPage, Delivery, EventView, Head, ListDead, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced,
+    Worker,
 };
 use bytes::Bytes;
 use sqlx::Row;
@@ -254,36 +256,16 @@ async fn writers(session: &mut Session<'_>, topic: TopicId) -> Result<HashSet<St
 }
 
 /// Uses `tramline_slice_dead`.
-pub(super) async fn dead(session: &mut Session<'_>, page: &Page) -> Result<Vec<DeadEvent>> {
+pub(super) async fn dead(session: &mut Session<'_>, list: &ListDead) -> Result<DeadPage> {
+    let page = &list.page;
     session.catalog.require_subscription(page.subscription)?;
     let sql = "SELECT {slice} FROM tramline_slice s WHERE s.subscription = $1 AND s.state IN (5, 6) AND s.chunk >= $2 \
                ORDER BY s.chunk, s.id LIMIT $3";
-    // Rows of a chunk are in the order of the deaths. Up to 64 belong to what was listed before, and the last 64 may be a
-    // part of their chunk: the page is filled from whole chunks between them.
-    let limit = i64::from(page.limit) + 128;
-    let query = session.query(sql).bind(page.subscription.0).bind(page.after.chunk().0).bind(limit);
-    let found = slices(&session.all(query).await?)?;
-    let rows = chunks(session, found.iter().map(|slice| slice.chunk)).await?;
-    let history = failures::read(session, found.iter().map(|slice| slice.chunk)).await?;
-    let mut dead = Vec::new();
-    for slice in found {
-        let Some(row) = rows.get(&slice.chunk) else { continue };
-        for event in row.select(&session.catalog.topic_name(row.topic), slice.mask)? {
-            dead.push(DeadEvent {
-                event: event.shown_to(page.subscription),
-                attempts: slice.attempts,
-                crashes: slice.crashes,
-                error: slice.error.clone().unwrap_or_default(),
-                died_at: slice.due_at,
-                failures: Vec::new(),
-            });
-        }
-    }
-    dead.retain(|dead| dead.event.id > page.after);
-    dead.sort_by_key(|dead| dead.event.id);
-    dead.truncate(page.limit as usize);
-    dead.iter_mut().for_each(|dead| dead.failures = history.failures(page.subscription, dead.event.id));
-    Ok(dead)
+    let query = session.query(sql).bind(page.subscription.0).bind(page.after.chunk().0);
+    let found = slices(&session.all(query.bind(i64::from(rows_of(page)))).await?)?;
+    let chunks = &chunks(session, found.iter().map(|slice| slice.chunk)).await?;
+    let history = &failures::read(session, found.iter().map(|slice| slice.chunk)).await?;
+    Buried { list, found, chunks, history, catalog: &session.catalog }.page()
 }
 
 /// Events behind a key are counted by its hash: keys with the same hash in the same lane are counted together.

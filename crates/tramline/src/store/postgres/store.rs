@@ -263,9 +263,10 @@ impl Store for PostgresStore {
         ))
     }
 
-    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
-        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(page.now)), |session| look::dead(
-            session, &page
+    async fn dead(&self, list: ListDead) -> Result<DeadPage> {
+        let now = list.page.now;
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(now)), |session| look::dead(
+            session, &list
         ))
     }
 

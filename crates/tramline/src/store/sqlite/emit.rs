@@ -32,10 +32,7 @@ pub(super) fn emit(
             return emit_in_waves(conn, &units, &waves, now, cache);
         }
     }
-    let mut session = Session::new(conn, now, cache)?;
-    if create_missing(&session, units.iter().flatten().map(|event| event.topic.as_str()))? {
-        session = Session::new(conn, now, cache)?;
-    }
+    let session = with_topics(conn, &units, now, cache)?;
     let mut answers: Vec<Option<Result<Emission>>> = Vec::with_capacity(units.len());
     let mut fresh: Vec<Vec<Event>> = Vec::with_capacity(units.len());
     let mut entries: Vec<Option<Entry>> = Vec::with_capacity(units.len());
@@ -70,6 +67,40 @@ pub(super) fn emit(
         answers[at] = emit(conn, vec![unit], Some(session.now), cache)?.pop();
     }
     Ok(answers.into_iter().flatten().collect())
+}
+
+/// True if nothing but what is written decides what becomes of the units.
+pub(super) fn is_plain(units: &[Vec<Event>]) -> bool {
+    let plain =
+        |event: &Event| event.idempotency_key.is_none() && event.unique.is_none() && event.tally.is_none();
+    units.iter().flatten().all(plain)
+}
+
+/// Stores plain units in the transaction that the connection is in.
+pub(super) fn emit_plain(
+    conn: &Connection,
+    units: &[Vec<Event>],
+    now: Option<Time>,
+    cache: &CatalogCache,
+) -> Result<Vec<Result<Emission>>> {
+    let session = with_topics(conn, units, now, cache)?;
+    let written = write(&session, units)?;
+    session.finish()?;
+    Ok(written.into_iter().map(Ok).collect())
+}
+
+/// A step that knows the topics of these units.
+fn with_topics<'a>(
+    conn: &'a Connection,
+    units: &[Vec<Event>],
+    now: Option<Time>,
+    cache: &CatalogCache,
+) -> Result<Session<'a>> {
+    let session = Session::new(conn, now, cache)?;
+    if create_missing(&session, units.iter().flatten().map(|event| event.topic.as_str()))? {
+        return Session::new(conn, now, cache);
+    }
+    Ok(session)
 }
 
 /// Units that share unique keys, one wave after the other.
@@ -141,8 +172,12 @@ fn write(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Emission>> {
     write_chunks(session, &plan, &numbers)?;
     write_slices(session, &plan, &numbers)?;
     write_heads(conn, &plan, &numbers)?;
-    let emission =
-        |at| Emission { events: plan.emitted(at, &numbers), wake: plan.wake(at).to_vec(), repeated: false };
+    let emission = |at| Emission {
+        events: plan.emitted(at, &numbers),
+        wake: plan.wake(at).to_vec(),
+        repeated: false,
+        hinted: false,
+    };
     Ok((0..units.len()).map(emission).collect())
 }
 

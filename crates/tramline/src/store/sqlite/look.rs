@@ -14,12 +14,14 @@ use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
 use crate::plan::mend::{find, predecessor};
 use crate::store::chain::Walk;
+use crate::store::letters::{Buried, rows_of};
 use crate::store::verbs::{
-    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced, Worker,
+    DeadPage, Delivery, EventView, Head, ListDead, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced,
+    Worker,
 };
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, params};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Sums of bit counts, in one walk over the subscription's slices. A row holds up to 64 events.
 pub(super) fn stats(session: &Session<'_>, id: SubscriptionId) -> Result<Stats> {
@@ -139,35 +141,19 @@ pub(super) fn log_end(session: &Session<'_>, topic: &str) -> Result<EventId> {
     Ok(EventId::at(last, Mask::CAPACITY - 1))
 }
 
-pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>> {
+pub(super) fn dead(session: &Session<'_>, list: &ListDead) -> Result<DeadPage> {
+    let page = &list.page;
     session.catalog.require_subscription(page.subscription)?;
     let filter = "subscription = ? AND state IN (5, 6) AND chunk >= ? ORDER BY chunk, id LIMIT ?";
-    let limit = page.limit as usize;
-    // Rows of a chunk are in the order of the deaths. Up to 64 belong to what was listed before, and the last 64 may be a
-    // part of their chunk: the page is filled from whole chunks between them.
-    let rows = i64::from(page.limit) + 128;
-    let found = slices(session.conn, filter, &[page.subscription.0, page.after.chunk().0, rows])?;
-    let history =
-        failures::read(session.conn, found.iter().map(|slice| slice.chunk).collect::<BTreeSet<_>>())?;
-    let mut dead = Vec::new();
-    for slice in found {
-        let Some(row) = one_chunk(session.conn, slice.chunk)? else { continue };
-        for event in row.select(&session.catalog.topic_name(row.topic), slice.mask)? {
-            dead.push(DeadEvent {
-                event: event.shown_to(page.subscription),
-                attempts: slice.attempts,
-                crashes: slice.crashes,
-                error: slice.error.clone().unwrap_or_default(),
-                died_at: slice.due_at,
-                failures: Vec::new(),
-            });
-        }
+    let found =
+        slices(session.conn, filter, &[page.subscription.0, page.after.chunk().0, i64::from(rows_of(page))])?;
+    let numbers: BTreeSet<ChunkId> = found.iter().map(|slice| slice.chunk).collect();
+    let mut chunks = HashMap::new();
+    for number in &numbers {
+        chunks.extend(one_chunk(session.conn, *number)?.map(|row| (*number, row)));
     }
-    dead.retain(|dead| dead.event.id > page.after);
-    dead.sort_by_key(|dead| dead.event.id);
-    dead.truncate(limit);
-    dead.iter_mut().for_each(|dead| dead.failures = history.failures(page.subscription, dead.event.id));
-    Ok(dead)
+    let history = &failures::read(session.conn, numbers)?;
+    Buried { list, found, chunks: &chunks, history, catalog: &session.catalog }.page()
 }
 
 pub(super) fn parked(session: &Session<'_>, page: &Page) -> Result<Vec<ParkedKey>> {

@@ -1,7 +1,7 @@
 //! SQLite: the default store. One writer thread per process with group commit; several processes may share the file.
 //!
 //! - `store`: the verbs
-//! - `writer`, `readers`, `session`: how a step gets a connection, the time and the catalogue
+//! - `writer`, `group`, `readers`, `session`: how a step gets a connection, the time and the catalogue
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
@@ -17,6 +17,7 @@ mod emit;
 mod erase;
 mod examine;
 mod failures;
+mod group;
 mod limit;
 mod look;
 mod mend;

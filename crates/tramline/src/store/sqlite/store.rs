@@ -3,8 +3,8 @@
 use super::session::{Session, store_time};
 use super::writer::Durable;
 use super::{
-    SqliteStore, catalog, claim, drops, emit, gather, look, mend, push, remote, rules, schedule, settle,
-    shed, sweep, tally, token,
+    SqliteStore, catalog, claim, drops, gather, look, mend, push, remote, rules, schedule, settle, shed,
+    sweep, tally, token,
 };
 use crate::error::Result;
 use crate::model::dropped::DropRecord;
@@ -94,8 +94,7 @@ impl Store for SqliteStore {
     }
 
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        let cache = self.cache.clone();
-        self.writer.run(Durable::Yes, move |conn| emit::emit(conn, emit.units, emit.now, &cache)).await
+        self.writer.emit(emit).await
     }
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
@@ -158,8 +157,8 @@ impl Store for SqliteStore {
         self.read(None, move |session| look::log_end(session, &topic)).await
     }
 
-    async fn dead(&self, page: Page) -> Result<Vec<DeadEvent>> {
-        self.read(page.now, move |session| look::dead(session, &page)).await
+    async fn dead(&self, list: ListDead) -> Result<DeadPage> {
+        self.read(list.page.now, move |session| look::dead(session, &list)).await
     }
 
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {

@@ -1,11 +1,13 @@
 //! The one thread that writes: jobs that wait at the same moment share a transaction, and so its fsync.
 
+use super::group::{Answer as Emitted, Group, Taken};
 use super::session::CatalogCache;
 use crate::error::{Error, Result};
+use crate::store::verbs::Emit;
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
 use tokio::sync::{mpsc, oneshot};
 
 /// How many jobs may wait. More callers wait in turn.
@@ -19,7 +21,8 @@ const WATCH: Duration = Duration::from_micros(100);
 /// A handle to the writing thread.
 #[derive(Debug)]
 pub(super) struct Writer {
-    jobs: mpsc::Sender<Job>,
+    work: mpsc::Sender<Work>,
+    emits: Arc<Group>,
 }
 
 /// Whether the caller relies on the commit having reached the disk.
@@ -29,6 +32,13 @@ pub(super) enum Durable {
     Yes,
     /// Losing it in a power cut does no harm: a claim is simply due again.
     No,
+}
+
+/// What the thread is woken for.
+enum Work {
+    Job(Job),
+    /// Somebody has begun a group of emits.
+    Emits,
 }
 
 struct Job {
@@ -45,13 +55,25 @@ type Answer = Box<dyn FnOnce(Option<&Error>)>;
 impl Writer {
     /// Starts the thread. It ends when the writer is dropped.
     pub(super) fn start(conn: Connection, cache: Arc<CatalogCache>) -> Result<Writer> {
-        let (jobs, queue) = mpsc::channel(QUEUE);
+        let (work, queue) = mpsc::channel(QUEUE);
+        let emits = Arc::new(Group::default());
+        let group = emits.clone();
         let thread = std::thread::Builder::new().name("tramline-sqlite".into());
-        thread.spawn(move || work(&conn, &cache, queue)).map_err(|error| {
+        thread.spawn(move || write_all(&conn, &cache, &group, queue)).map_err(|error| {
             Error::unavailable("the writing thread could not be started", "check the limits of the process")
                 .because(error)
         })?;
-        Ok(Writer { jobs })
+        Ok(Writer { work, emits })
+    }
+
+    /// Stores events durably, together with what others emit at the same moment.
+    pub(super) async fn emit(&self, emit: Emit) -> Emitted {
+        let (told, is_first) = self.emits.join(emit);
+        if is_first && let Err(TrySendError::Closed(_)) = self.work.try_send(Work::Emits) {
+            // A full queue is as good as a hint: the thread looks at the emits whenever it takes jobs.
+            return Err(closed());
+        }
+        told.await.map_err(|_| closed())?
     }
 
     /// Runs `job` in a transaction, together with others that wait. What it wrote is undone if it fails; others of the
@@ -72,7 +94,7 @@ impl Writer {
                 tell.send(result).ok(); // the caller may have gone
             }) as Answer
         });
-        self.jobs.send(Job { durable, run }).await.map_err(|_| closed())?;
+        self.work.send(Work::Job(Job { durable, run })).await.map_err(|_| closed())?;
         told.await.map_err(|_| closed())?
     }
 }
@@ -81,35 +103,57 @@ fn closed() -> Error {
     Error::unavailable("the store is closed", "open it again")
 }
 
-fn work(conn: &Connection, cache: &CatalogCache, mut queue: mpsc::Receiver<Job>) {
+fn write_all(conn: &Connection, cache: &CatalogCache, emits: &Group, mut queue: mpsc::Receiver<Work>) {
     let mut synced = Durable::Yes;
-    let mut group = Vec::with_capacity(GROUP);
-    while let Some(first) = next(&mut queue) {
-        group.push(first);
-        while group.len() < GROUP
-            && let Ok(job) = queue.try_recv()
+    let mut jobs = Vec::with_capacity(GROUP);
+    while let Some(first) = next(&mut queue, emits) {
+        jobs.extend(first.job());
+        while jobs.len() < GROUP
+            && let Ok(work) = queue.try_recv()
         {
-            group.push(job);
+            jobs.extend(work.job());
         }
-        let durable =
-            if group.iter().any(|job| job.durable == Durable::Yes) { Durable::Yes } else { Durable::No };
-        match begin(conn, durable, &mut synced) {
-            Ok(()) => {
-                let answers = group.drain(..).map(|job| (job.run)(Ok((conn, cache)))).collect();
-                commit(conn, cache, answers);
+        let mut group = emits.take();
+        let count = group.len();
+        if count == 0 && jobs.is_empty() {
+            continue;
+        }
+        let start = Instant::now();
+        let durable = count > 0 || jobs.iter().any(|job| job.durable == Durable::Yes);
+        let begun = begin(conn, if durable { Durable::Yes } else { Durable::No }, &mut synced);
+        match begun.and_then(|()| group.write(conn, cache)) {
+            Ok(emitted) => {
+                let answers = jobs.drain(..).map(|job| (job.run)(Ok((conn, cache)))).collect();
+                commit(conn, cache, (group, emitted), answers);
             }
-            Err(error) => group.drain(..).for_each(|job| (job.run)(Err(&error))(None)),
+            Err(error) => {
+                group.fail(&error);
+                jobs.drain(..).for_each(|job| (job.run)(Err(&error))(None));
+            }
+        }
+        emits.gather(count, start.elapsed());
+    }
+}
+
+impl Work {
+    fn job(self) -> Option<Job> {
+        match self {
+            Work::Job(job) => Some(job),
+            Work::Emits => None,
         }
     }
 }
 
-/// The next job. A claim follows an emit, and an emit a settlement, within microseconds; falling asleep and being woken takes
+/// What is next. A claim follows an emit, and an emit a settlement, within microseconds; falling asleep and being woken takes
 /// longer than that, so the thread watches for a moment before it sleeps.
-fn next(queue: &mut mpsc::Receiver<Job>) -> Option<Job> {
+fn next(queue: &mut mpsc::Receiver<Work>, emits: &Group) -> Option<Work> {
+    if !emits.is_empty() {
+        return Some(Work::Emits);
+    }
     let start = Instant::now();
     while start.elapsed() < WATCH {
         match queue.try_recv() {
-            Ok(job) => return Some(job),
+            Ok(work) => return Some(work),
             Err(TryRecvError::Disconnected) => return None,
             // Whoever has something to do goes first: on a busy machine he may be about to bring the next job.
             Err(TryRecvError::Empty) => std::thread::yield_now(),
@@ -130,19 +174,28 @@ fn begin(conn: &Connection, durable: Durable, synced: &mut Durable) -> Result<()
     Ok(conn.prepare_cached("BEGIN IMMEDIATE")?.execute([]).map(|_| ())?)
 }
 
-fn commit(conn: &Connection, cache: &CatalogCache, answers: Vec<Answer>) {
+fn commit(
+    conn: &Connection,
+    cache: &CatalogCache,
+    (group, emitted): (Taken, Vec<Emitted>),
+    answers: Vec<Answer>,
+) {
     let committed = conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
     let failure = committed.err().map(Error::from);
     if failure.is_some() {
         cache.forget();
         conn.execute_batch("ROLLBACK").ok(); // fails only if the commit has already undone everything
     }
+    match &failure {
+        Some(error) => group.fail(error),
+        None => group.tell(emitted),
+    }
     for answer in answers {
         answer(failure.as_ref());
     }
 }
 
-fn in_savepoint<T>(
+pub(super) fn in_savepoint<T>(
     conn: &Connection,
     cache: &CatalogCache,
     job: impl FnOnce(&Connection) -> Result<T>,

@@ -5,6 +5,7 @@ use crate::model::event::StoredEvent;
 use crate::model::failure::{Failure, Gone};
 use crate::model::id::{EventId, Incarnation, SubscriptionId};
 use crate::model::lane::Lane;
+use crate::model::letter::Letters;
 use crate::model::rule::Rule;
 use crate::model::slice::Slice;
 use crate::model::status::{Counts, Status};
@@ -23,6 +24,31 @@ pub struct Page {
     pub limit: u32,
     /// Test time.
     pub now: Option<Time>,
+}
+
+/// Looks for dead and held events.
+#[derive(Clone, Debug)]
+pub struct ListDead {
+    /// Which part of the list.
+    pub page: Page,
+    /// Which of them.
+    pub letters: Letters,
+}
+
+impl From<Page> for ListDead {
+    /// All of them.
+    fn from(page: Page) -> ListDead {
+        ListDead { page, letters: Letters::default() }
+    }
+}
+
+/// Dead and held events, by id. There may be fewer than were asked for, or none, and still more to come: one look is bounded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeadPage {
+    /// The events.
+    pub events: Vec<DeadEvent>,
+    /// What the next look comes after; `None` at the end.
+    pub next: Option<EventId>,
 }
 
 /// A dead event.

@@ -18,7 +18,8 @@ pub use catalog::{
 pub use claim::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
 pub use emit::{Emission, Emit};
 pub use look::{
-    DeadEvent, Delivery, EventView, FindEvent, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced,
+    DeadEvent, DeadPage, Delivery, EventView, FindEvent, Head, ListDead, LogPage, Page, ParkedKey, ReadLog,
+    Stats, Trace, Traced,
 };
 pub(crate) use mend::REVIVE_STEP;
 pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Revived, Stagger, Which};

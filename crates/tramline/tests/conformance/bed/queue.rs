@@ -127,11 +127,27 @@ impl Queue {
     }
 
     pub(crate) async fn dead(&self) -> Vec<DeadEvent> {
-        self.bed.store.dead(self.page()).await.unwrap()
+        self.bed.store.dead(self.page().into()).await.unwrap().events
     }
 
     pub(crate) async fn dead_ids(&self) -> Vec<EventId> {
         self.dead().await.iter().map(|dead| dead.event.id).collect()
+    }
+
+    /// Those that are meant, in pages of so many.
+    pub(crate) async fn find_dead(&self, letters: &Letters, limit: u32) -> Vec<EventId> {
+        let mut page = Page { limit, ..self.page() };
+        let mut found = Vec::new();
+        loop {
+            let list = ListDead { page: page.clone(), letters: letters.clone() };
+            let look = self.bed.store.dead(list).await.unwrap();
+            assert!(look.events.len() <= limit as usize);
+            found.extend(look.events.iter().map(|dead| dead.event.id));
+            match look.next {
+                Some(next) => page.after = next,
+                None => return found,
+            }
+        }
     }
 
     pub(crate) async fn parked(&self) -> Vec<ParkedKey> {

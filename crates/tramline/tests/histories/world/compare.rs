@@ -123,7 +123,7 @@ impl World {
         }
         for sub in &self.subs {
             let page = Page { subscription: sub.id, after: EventId(0), limit: 10_000, now: Some(self.now) };
-            let dead = self.store.dead(page).await.unwrap().len();
+            let dead = self.store.dead(page.into()).await.unwrap().events.len();
             let expected = sub.items.values().filter(|item| item.place == Place::Dead).count();
             assert_eq!(dead, expected, "{}", sub.name);
         }

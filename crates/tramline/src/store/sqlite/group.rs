@@ -1,0 +1,231 @@
+//! Group commit of emits: all that waits when the writer is free is written as one emit, so that its events share chunks. The next
+//! ones gather while it is written; a lone one waits for nobody.
+
+use super::emit::{emit, emit_plain, is_plain};
+use super::session::CatalogCache;
+use super::writer::in_savepoint;
+use crate::error::{Error, Kind, Result};
+use crate::model::event::Event;
+use crate::model::id::SubscriptionId;
+use crate::model::time::Time;
+use crate::store::verbs::{Emission, Emit};
+use rusqlite::Connection;
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+/// How many events are written in one step, unless one emit alone has more.
+const MAX_EVENTS: usize = 4_096;
+/// What they weigh, unless one emit alone weighs more.
+const MAX_BYTES: usize = 4 << 20;
+/// Up to so many callers are told by the thread that writes. Telling more would hold up the next group.
+const FEW: usize = 2;
+
+/// How long the writer waits for more at most.
+const PATIENCE: Duration = Duration::from_micros(500);
+
+/// What an emit gives: an answer for each of its units.
+pub(super) type Answer = Result<Vec<Result<Emission>>>;
+
+/// Emits that wait for the writer.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    waiting: Mutex<VecDeque<Waiting>>,
+    /// The writer, while it waits for so many.
+    awaited: Mutex<Option<(Thread, usize)>>,
+}
+
+/// An emit, and the caller who waits for it.
+#[derive(Debug)]
+struct Waiting {
+    emit: Emit,
+    tell: oneshot::Sender<Answer>,
+    /// Where callers are told from, if they are many.
+    runtime: Option<Handle>,
+}
+
+impl Group {
+    /// Joins those who wait. True: nobody did, so that the writer has to be told.
+    pub(super) fn join(&self, emit: Emit) -> (oneshot::Receiver<Answer>, bool) {
+        let (tell, told) = oneshot::channel();
+        let mut waiting = self.waiting();
+        waiting.push_back(Waiting { emit, tell, runtime: Handle::try_current().ok() });
+        let count = waiting.len();
+        drop(waiting);
+        if let Some((writer, _)) = self.awaited().take_if(|(_, awaited)| count >= *awaited) {
+            writer.unpark();
+        }
+        (told, count == 1)
+    }
+
+    /// Waits for those who were told a moment ago, as long as it took to write theirs and no longer: they are about to come again,
+    /// and one large group costs less than two small ones. Who is alone, or among few, waits for nobody.
+    pub(super) fn gather(&self, told: usize, took: Duration) {
+        let count = self.waiting().len();
+        if count == 0 || count >= told || told <= FEW {
+            return;
+        }
+        *self.awaited() = Some((std::thread::current(), told));
+        std::thread::park_timeout(took.min(PATIENCE));
+        self.awaited().take();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting().is_empty()
+    }
+
+    /// Takes what can be written in one step: emits at the same time of a test, and not too many.
+    pub(super) fn take(&self) -> Taken {
+        let mut waiting = self.waiting();
+        let mut taken = Vec::with_capacity(waiting.len());
+        let (mut events, mut bytes) = (0, 0);
+        let now = waiting.front().and_then(|first| first.emit.now);
+        while let Some(next) = waiting.front() {
+            let of = || next.emit.units.iter().flatten();
+            events += of().count();
+            bytes += of().map(Event::weight).sum::<usize>();
+            let fits = events <= MAX_EVENTS && bytes <= MAX_BYTES && next.emit.now == now;
+            if !taken.is_empty() && !fits {
+                break;
+            }
+            taken.extend(waiting.pop_front());
+        }
+        Taken(taken)
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, Option<(Thread, usize)>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Emits that are written together.
+pub(super) struct Taken(Vec<Waiting>);
+
+impl Taken {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Writes them in the transaction that the connection is in, in which nothing else was written yet.
+    ///
+    /// # Errors
+    /// There is no transaction any more, and nobody was told.
+    pub(super) fn write(&mut self, conn: &Connection, cache: &CatalogCache) -> Result<Vec<Answer>> {
+        let counts: Vec<usize> = self.0.iter().map(|one| one.emit.units.len()).collect();
+        let units: Vec<Vec<Event>> = self.0.iter_mut().flat_map(|one| one.emit.units.drain(..)).collect();
+        let step = Step { conn, cache, now: self.0.first().and_then(|one| one.emit.now) };
+        let mut answers = step.write(units, &counts)?;
+        mark_hinted(answers.iter_mut().flatten().flatten().flatten());
+        Ok(answers)
+    }
+
+    /// Tells all of them why nothing was written.
+    pub(super) fn fail(self, error: &Error) {
+        let answers = self.0.iter().map(|_| Err(error.share())).collect();
+        self.tell(answers);
+    }
+
+    /// Tells each of them what became of it.
+    pub(super) fn tell(self, answers: Vec<Answer>) {
+        let runtime = self.0.first().and_then(|first| first.runtime.clone());
+        let told = Told(self.0.into_iter().map(|one| one.tell).zip(answers).collect());
+        if told.0.len() > FEW
+            && let Some(runtime) = runtime
+        {
+            // A thread of the runtime wakes its tasks without a call of the system for each of them.
+            runtime.spawn(async move { drop(told) });
+        }
+    }
+}
+
+/// Where units are written.
+struct Step<'a> {
+    conn: &'a Connection,
+    cache: &'a CatalogCache,
+    now: Option<Time>,
+}
+
+impl Step<'_> {
+    /// Writes the units of several emits, of which each has so many.
+    fn write(&self, units: Vec<Vec<Event>>, counts: &[usize]) -> Result<Vec<Answer>> {
+        if counts.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !is_plain(&units) {
+            // Deciding what becomes of them changes them.
+            return Ok(self.write_with_care(units, counts));
+        }
+        match emit_plain(self.conn, &units, self.now, self.cache) {
+            Ok(results) => Ok(dealt(results, counts).into_iter().map(Ok).collect()),
+            Err(error) => {
+                // A savepoint for what hardly ever happens would have SQLite copy every page that it changes.
+                self.cache.forget();
+                match self.conn.execute_batch("ROLLBACK; BEGIN IMMEDIATE") {
+                    Ok(()) => Ok(self.after(error, units, counts)),
+                    Err(_) => Err(error),
+                }
+            }
+        }
+    }
+
+    fn write_with_care(&self, units: Vec<Vec<Event>>, counts: &[usize]) -> Vec<Answer> {
+        let kept = if counts.len() > 1 { units.clone() } else { Vec::new() };
+        match self.emit(units) {
+            Ok(results) => dealt(results, counts).into_iter().map(Ok).collect(),
+            Err(error) => self.after(error, kept, counts),
+        }
+    }
+
+    /// Nothing was written. If one of them spoils it for all, finds out which.
+    fn after(&self, error: Error, units: Vec<Vec<Event>>, counts: &[usize]) -> Vec<Answer> {
+        if counts.len() < 2 || error.kind() == Kind::Unavailable {
+            return counts.iter().map(|_| Err(error.share())).collect();
+        }
+        dealt(units, counts).into_iter().map(|units| self.emit(units)).collect()
+    }
+
+    fn emit(&self, units: Vec<Vec<Event>>) -> Answer {
+        in_savepoint(self.conn, self.cache, |conn| emit(conn, units, self.now, self.cache))
+    }
+}
+
+/// Values in portions of so many.
+fn dealt<T>(values: Vec<T>, counts: &[usize]) -> Vec<Vec<T>> {
+    let mut values = values.into_iter();
+    counts.iter().map(|count| values.by_ref().take(*count).collect()).collect()
+}
+
+/// One hint is enough for all that is committed at once: only those give one who have to wake somebody else.
+fn mark_hinted<'a>(emissions: impl Iterator<Item = &'a mut Emission>) {
+    let mut woken: Option<Vec<SubscriptionId>> = None;
+    for emission in emissions.filter(|emission| !emission.repeated) {
+        match &mut woken {
+            Some(woken) if emission.wake.iter().all(|one| woken.contains(one)) => emission.hinted = true,
+            Some(woken) => woken.extend(&emission.wake),
+            None => woken = Some(emission.wake.clone()),
+        }
+    }
+}
+
+/// Callers and their answers. Dropping it tells them, be it in a task or with a runtime that has ended.
+struct Told(Vec<(oneshot::Sender<Answer>, Answer)>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let mut is_gone = false;
+        for (tell, mut answer) in self.0.drain(..) {
+            if is_gone {
+                // He might have given the hint.
+                answer.iter_mut().flatten().flatten().for_each(|emission| emission.hinted = false);
+            }
+            is_gone |= tell.send(answer).is_err();
+        }
+    }
+}
