@@ -488,16 +488,20 @@ pub(super) async fn interrupt(session: &mut Session<'_>, id: SubscriptionId) -> 
     Ok(ended.count as u32 >= EXPIRED)
 }
 
-/// The next time at which something becomes due: a delay or a lease that ends. One index probe per state and priority.
+/// The next time at which something becomes due: a delay or a lease that ends. One index probe per state and priority, each a value
+/// of its own: a UNION of them took MariaDB more time than all the rest of a claim.
 fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
     let first = |state: State, rank: i64| {
         format!(
-            "SELECT MIN(pos) AS pos FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {id} \
-             AND state = {} AND lane = 0 AND `rank` = {rank} AND pos > @tramline_now",
+            "COALESCE((SELECT MIN(pos) FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {id} \
+             AND state = {} AND lane = 0 AND `rank` = {rank} AND pos > @tramline_now), {NEVER})",
             state as i16
         )
     };
     let states = [State::Ready, State::Leased, State::Consumed];
     let all: Vec<String> = states.iter().flat_map(|state| (0..10).map(|rank| first(*state, rank))).collect();
-    format!("SELECT MIN(f.pos) FROM ({}) f", all.join(" UNION ALL "))
+    format!("SELECT NULLIF(LEAST({}), {NEVER})", all.join(", "))
 }
+
+/// Later than anything.
+pub(super) const NEVER: i64 = i64::MAX;

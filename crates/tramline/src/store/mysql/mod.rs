@@ -5,7 +5,7 @@
 //! - `options`, `session`, `step`, `sql`: how a step gets a connection, the time and the catalogue, how it ends, and how its
 //!   statements are written
 //! - `inbox`: what programs in other languages want to emit
-//! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of an event
+//! - `emit` (with `idempotency`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
@@ -27,6 +27,7 @@ mod lanes;
 mod limit;
 mod look;
 mod migrate;
+mod offer;
 mod options;
 mod order;
 mod push;
