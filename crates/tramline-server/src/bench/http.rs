@@ -9,7 +9,7 @@ use crate::serve::Server;
 use axum::Router;
 use axum::body::Bytes;
 use axum::http::StatusCode;
-use axum::http::header::{CONTENT_TYPE, HOST};
+use axum::http::header::HOST;
 use axum::routing::post;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
@@ -47,15 +47,15 @@ pub(super) async fn measure(
     let one = one.to_string();
 
     let bare = Bare::start().await?;
-    samples.add("http_bare", posts(bare.address, "/emit", &one, size.singles).await?);
+    samples.add("http_bare", posts(&client, &bare.url, &one, size.singles).await?);
     bare.accepting.abort();
 
     let config = Config { listen: "127.0.0.1:0".into(), store: target.url().into(), ..Config::defaults()? };
     let server = Server::start(config).await?;
     let base = format!("http://{}/v1", server.address());
-    let path = format!("/v1/topics/http-{round}/events");
-    samples.add("http_emit_single", posts(server.address(), &path, &one, size.singles).await?);
-    let requests = posts(server.address(), &path, &many, size.singles).await?;
+    let url = format!("{base}/topics/http-{round}/events");
+    samples.add("http_emit_single", posts(&client, &url, &one, size.singles).await?);
+    let requests = posts(&client, &url, &many, size.singles).await?;
     samples.add("http_emit_100", requests * MANY as f64);
 
     let name = format!("http-work-{round}");
@@ -71,19 +71,18 @@ pub(super) async fn measure(
 }
 
 /// Requests per second of clients that each wait for their answer.
-async fn posts(address: SocketAddr, path: &str, body: &str, time: Duration) -> Result<f64, BoxError> {
-    let mut tasks = JoinSet::new();
+async fn posts(client: &Client, url: &str, body: &str, time: Duration) -> Result<f64, BoxError> {
     let start = Instant::now();
+    let mut tasks = JoinSet::new();
     for _ in 0..CONNECTIONS {
-        let (path, body) = (path.to_owned(), Bytes::from(body.to_owned()));
+        let (client, url, body) = (client.clone(), url.to_owned(), Bytes::from(body.to_owned()));
         tasks.spawn(async move {
-            let mut line = Line::open(address).await?;
             let mut sent = 0;
             while start.elapsed() < time {
-                line.post(&path, body.clone()).await?;
+                send(&client, &url, body.clone()).await?;
                 sent += 1;
             }
-            Ok::<usize, BoxError>(sent)
+            Ok::<usize, reqwest::Error>(sent)
         });
     }
     let mut sent = 0;
@@ -132,11 +131,11 @@ async fn work(address: SocketAddr, name: &str, events: usize) -> Result<(), BoxE
             let (claim, settle) = (format!("{path}/claim"), format!("{path}/settle"));
             let mut done = 0;
             loop {
-                let (results, count) = outcomes(&line.post(&claim, wish.clone().into()).await?)?;
+                let (results, count) = outcomes(&line.post(&claim, wish.clone()).await?)?;
                 if count == 0 {
                     return Ok::<usize, BoxError>(done);
                 }
-                line.post(&settle, results.into()).await?;
+                line.post(&settle, results).await?;
                 done += count;
             }
         });
@@ -177,7 +176,7 @@ fn outcomes(claimed: &[u8]) -> Result<(String, usize), BoxError> {
     Ok((serde_json::to_string(&Results { results })?, count))
 }
 
-/// A connection of one client, and nothing around it: what it costs the client is taken from the server.
+/// A connection of one worker, and nothing around it: what it costs the client is taken from the server.
 struct Line(client::SendRequest<Full<Bytes>>);
 
 impl Line {
@@ -189,12 +188,11 @@ impl Line {
         Ok(Line(sender))
     }
 
-    async fn post(&mut self, path: &str, body: Bytes) -> Result<Bytes, BoxError> {
-        let request = Request::post(path).header(HOST, "127.0.0.1").header(CONTENT_TYPE, "application/json");
-        self.0.ready().await?;
-        let answer = self.0.send_request(request.body(Full::new(body))?).await?;
+    async fn post(&mut self, path: &str, body: String) -> Result<Bytes, BoxError> {
+        let request = Request::post(path).header(HOST, "127.0.0.1").body(Full::new(body.into()))?;
+        let answer = self.0.send_request(request).await?;
         match answer.status() {
-            status if status.is_success() => Ok(answer.into_body().collect().await?.to_bytes()),
+            StatusCode::OK => Ok(answer.into_body().collect().await?.to_bytes()),
             status => Err(format!("the server answered {status}").into()),
         }
     }
@@ -202,14 +200,14 @@ impl Line {
 
 /// What the server could do at best.
 struct Bare {
-    address: SocketAddr,
+    url: String,
     accepting: JoinHandle<()>,
 }
 
 impl Bare {
     async fn start() -> Result<Bare, BoxError> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
+        let url = format!("http://{}/emit", listener.local_addr()?);
         let router = Router::new().route("/emit", post(read_and_forget));
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -218,7 +216,7 @@ impl Bare {
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
-        Ok(Bare { address, accepting })
+        Ok(Bare { url, accepting })
     }
 }
 

@@ -207,6 +207,7 @@ pub(crate) struct SubscriptionOut {
     filter: Filter,
     /// Of push subscriptions
     #[serde(flatten)]
+    #[schema(value_type = PushOut)]
     push: Option<PushOut>,
 }
 

@@ -7,24 +7,35 @@ use std::time::Duration;
 use tramline::{Counts, Format, Health, Push, SealedSecret, SecretKind, Time};
 use utoipa::ToSchema;
 
-/// What is told of a push subscription, beside what is told of every subscription.
+/// What is told of a push subscription, beside what is told of every subscription. Others have none of it, so none of it is required.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct PushOut {
+    #[schema(required = false)]
     callback: String,
+    #[schema(required = false)]
     max_events: u32,
+    #[schema(required = false)]
     timeout_ms: u64,
+    #[schema(required = false)]
     format: Format,
+    #[schema(required = false)]
     headers: BTreeMap<String, String>,
+    #[schema(required = false)]
     concurrency: u32,
     rate: Option<u32>,
+    #[schema(required = false)]
     request_timeout_ms: u64,
     /// After how long without a single success it is disabled; null: never
     disable_after_ms: Option<u64>,
+    #[schema(required = false)]
     handshake: bool,
     /// The secrets that sign, newest first; they are never shown
+    #[schema(required = false)]
     secrets: Vec<SecretOut>,
     /// Whether requests carry a header `Authorization`; it is never shown
+    #[schema(required = false)]
     has_authorization: bool,
+    #[schema(required = false)]
     delivery: DeliveryOut,
 }
 
@@ -41,6 +52,7 @@ pub(crate) struct SecretOut {
 
 /// How the sending stands.
 #[derive(Serialize, ToSchema)]
+#[schema(as = SendingOut)]
 pub(crate) struct DeliveryOut {
     state: DeliveryState,
     /// Events whose batch is neither full nor due

@@ -168,9 +168,6 @@ fn check_text(what: &str, text: Option<&str>, most: usize) -> Result<()> {
     if length <= most {
         return Ok(());
     }
-    Err(Error::new(
-        Kind::TooLarge,
-        format!("the {what} has {length} characters; at most {most} are allowed"),
-        "use a shorter one",
-    ))
+    let message = format!("the {what} has {length} characters; at most {most} are allowed");
+    Err(Error::invalid(message, "use a shorter one"))
 }

@@ -86,11 +86,7 @@ impl PostgresStore {
             return;
         }
         let rest = raw.rest_of(claim);
-        let all = rest.max_events > 0
-            && rest.max_bytes > 0
-            && raw.next_due.is_none_or(|due| due > raw.now)
-            && raw.stopped_by.is_none()
-            && !raw.backfilling;
+        let all = rest.max_events > 0 && rest.max_bytes > 0 && raw.stopped_by.is_none() && !raw.backfilling;
         self.floors.looked(claim.subscription, began, Instant::now(), all.then_some(raw.now));
     }
 }
@@ -99,7 +95,7 @@ impl PostgresStore {
 pub(super) enum Due {
     /// Nothing was taken: there is more to decide.
     Undecided,
-    /// All that is due, or as much as was wanted, or enough of it.
+    /// All that is due, or as much as was wanted.
     All(RawClaim),
     /// Some, and something is left: it has to be split, or somebody else has it locked.
     Some(RawClaim),
@@ -122,22 +118,12 @@ fn read_due(rows: &[PgRow], taker: &Taker) -> Result<Due> {
         return Ok(Due::All(raw));
     }
     if last.try_get::<Option<bool>, _>(AT + 2)? == Some(true) {
-        if !is_enough(taken, taker.events) {
-            return Ok(Due::Some(raw));
-        }
-        raw.next_due = Some(raw.now);
-        return Ok(Due::All(raw));
+        return Ok(Due::Some(raw));
     }
     let next = last.try_get::<Option<i64>, _>(AT + 1)?.map(Time);
     let own = (taken > 0).then_some(raw.until);
     raw.next_due = [next, own].into_iter().flatten().min();
     Ok(Due::All(raw))
-}
-
-/// True if a claim better asks again than to have the rest of what it wanted, for which a slice would have to be split step by step. Small
-/// ones get what they ask for.
-fn is_enough(taken: u32, wanted: u32) -> bool {
-    wanted >= Mask::CAPACITY && taken >= wanted / 2
 }
 
 /// Takes events. Decoding is left to the caller, outside the transaction.
