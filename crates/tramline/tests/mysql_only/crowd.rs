@@ -10,7 +10,7 @@ use sqlx::Row;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tracing::field::{Field, Visit};
@@ -26,6 +26,21 @@ const UNIT: u64 = 500;
 struct Troubles {
     retried: Arc<AtomicU64>,
     errors: Arc<Mutex<Vec<String>>>,
+}
+
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+impl Troubles {
+    /// Workers run on all threads.
+    fn of_this_process() -> &'static Troubles {
+        static TROUBLES: OnceLock<Troubles> = OnceLock::new();
+        TROUBLES.get_or_init(|| {
+            let troubles = Troubles::default();
+            let log = tracing_subscriber::registry().with(troubles.clone());
+            tracing::subscriber::set_global_default(log).unwrap();
+            troubles
+        })
+    }
 }
 
 /// The words of what is told.
@@ -65,9 +80,11 @@ async fn a_crowd_of_workers_meets_no_error_with_order() {
 #[expect(clippy::print_stdout, reason = "figures for whoever asked for them")]
 async fn crowd(ordered: bool) {
     let events: u64 = std::env::var("TRAMLINE_TEST_CROWD").map_or(1_000_000, |n| n.parse().unwrap());
-    let troubles = Troubles::default();
-    // Workers log nothing else that matters here, and run on all threads.
-    tracing::subscriber::set_global_default(tracing_subscriber::registry().with(troubles.clone())).ok();
+    // The server counts the transactions of both crowds, and one process has one log.
+    let _alone = ALONE.lock().await;
+    let troubles = Troubles::of_this_process();
+    troubles.retried.store(0, Relaxed);
+    troubles.errors.lock().unwrap().clear();
     let store = Private::open_with("?max_connections=3").await;
     let before = transactions(&store).await;
     let (done, shutdown) = (Arc::new(AtomicU64::new(0)), Shutdown::new());
