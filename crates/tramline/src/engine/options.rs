@@ -10,6 +10,7 @@ use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use crate::wake::mysql::Pulse;
 use crate::wake::postgres::Channel;
+use crate::wake::redis::Subscriber;
 use crate::wake::sqlite::FileWatch;
 use std::sync::Arc;
 use std::time::Duration;
@@ -169,7 +170,7 @@ impl Options {
     }
 
     pub(crate) fn flushers(&self) -> usize {
-        // SQLite has one writer; more groups would only be smaller.
+        // SQLite has one writer, and on Redis two emits at once get into each other's way: more groups would only be smaller.
         self.flushers.unwrap_or(if self.is_server() { 4 } else { 1 })
     }
 
@@ -186,6 +187,7 @@ impl Options {
                 }
             }
             (None, Opened::Mysql(store)) => Arc::new(Pulse::new(store.clone())),
+            (None, Opened::Redis(store)) => Arc::new(Subscriber::new(store.clone())),
             (None, Opened::Sqlite(store)) => match store.path() {
                 Some(path) => Arc::new(FileWatch::new(path)?),
                 None => Arc::new(InProcess::new()),

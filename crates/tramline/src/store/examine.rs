@@ -76,6 +76,12 @@ pub async fn examine(url: &str) -> Result<Figures> {
             "look at the server with its own tools, and at subscriptions with `tramline stats`",
         ));
     }
+    if super::redis::is_redis(url) {
+        return Err(Error::invalid(
+            "Redis is not examined yet",
+            "look at the server with `redis-cli info`, and at subscriptions with `tramline stats`",
+        ));
+    }
     Err(unknown(url))
 }
 

@@ -18,6 +18,7 @@ pub mod mysql;
 pub mod postgres;
 pub(crate) mod proven;
 pub(crate) mod push;
+pub mod redis;
 pub(crate) mod schedule;
 pub(crate) mod shed;
 pub(crate) mod spare;
@@ -27,6 +28,7 @@ pub(crate) mod token;
 pub mod verbs;
 pub mod verbs_tally;
 
+use self::redis::RedisStore;
 use crate::error::{Error, Result};
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
@@ -47,7 +49,7 @@ use verbs::*;
 use verbs_tally::*;
 
 /// Opens the store behind a URL, and brings it up to date: `sqlite://path`, `sqlite::memory:`,
-/// `postgres://user@host/database`, `mysql://user@host/database`.
+/// `postgres://user@host/database`, `mysql://user@host/database`, `redis://host`, `redis://host,host,host` (a Cluster).
 ///
 /// # Errors
 /// `Invalid` for a URL that names no store, and whatever opening that store gives.
@@ -61,6 +63,7 @@ pub(crate) enum Opened {
     Sqlite(Arc<SqliteStore>),
     Mysql(Arc<MysqlStore>),
     Postgres(Arc<PostgresStore>),
+    Redis(Arc<RedisStore>),
 }
 
 impl Opened {
@@ -69,6 +72,7 @@ impl Opened {
             Opened::Sqlite(store) => store.clone(),
             Opened::Mysql(store) => store.clone(),
             Opened::Postgres(store) => store.clone(),
+            Opened::Redis(store) => store.clone(),
         }
     }
 }
@@ -85,6 +89,9 @@ pub(crate) async fn open_kind(url: &str) -> Result<Opened> {
     }
     if url.starts_with("mysql://") || url.starts_with("mariadb://") {
         return Ok(Opened::Mysql(Arc::new(MysqlStore::open(url.parse()?).await?)));
+    }
+    if self::redis::is_redis(url) {
+        return Ok(Opened::Redis(Arc::new(RedisStore::open(url.parse()?).await?)));
     }
     Err(unknown(url))
 }
@@ -109,6 +116,9 @@ pub async fn backup(url: &str, to: &Path) -> Result<Copied> {
         Some("mysql" | "mariadb") => {
             "use mysqldump --single-transaction, or what backs up the rest of that server"
         }
+        _ if self::redis::is_redis(url) => {
+            "copy its append-only file or its snapshot, or what backs up the rest of that server"
+        }
         _ => return Err(unknown(url)),
     };
     Err(Error::invalid("only SQLite stores are copied; a server has tools of its own for that", remedy))
@@ -123,6 +133,9 @@ pub fn migrations(url: &str) -> Result<String> {
         Some("postgres" | "postgresql") => Ok(url.parse::<postgres::PostgresOptions>()?.migrations()),
         Some("mysql" | "mariadb") => Ok(MysqlStore::migrations()),
         Some("sqlite") => Ok(SqliteStore::migrations()),
+        _ if self::redis::is_redis(url) => {
+            Err(Error::invalid("a store in Redis has no tables", "open it: there is nothing to prepare"))
+        }
         _ => Err(unknown(url)),
     }
 }
@@ -131,7 +144,7 @@ fn unknown(url: &str) -> Error {
     let scheme = url.split(':').next().unwrap_or_default();
     Error::invalid(
         format!("{scheme:?} is not a known kind of store"),
-        "use sqlite://path, sqlite::memory:, postgres://user@host/database or mysql://user@host/database",
+        "use sqlite://path, sqlite::memory:, postgres://user@host/database, mysql://user@host/database or redis://host",
     )
 }
 

@@ -4,11 +4,13 @@
 //! - [`in_process`]: between the workers and emitters of one process
 //! - [`mysql`]: between processes, by looking at what was written last
 //! - [`postgres`]: between processes, with LISTEN and NOTIFY
+//! - [`redis`]: between processes, with a channel of the server
 //! - [`sqlite`]: between processes that share a file, by watching it
 
 pub mod in_process;
 pub mod mysql;
 pub mod postgres;
+pub mod redis;
 pub mod sqlite;
 
 use crate::model::id::SubscriptionId;

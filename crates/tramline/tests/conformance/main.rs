@@ -12,6 +12,8 @@ macro_rules! conformance {
         conformance!(@store sqlite_memory, SqliteMemory, $($test,)*);
         conformance!(@store postgres, Postgres, $($test,)*);
         conformance!(@store mysql, Mysql, $($test,)*);
+        conformance!(@store redis, Redis, $($test,)*);
+        conformance!(@store redis_cluster, RedisCluster, $($test,)*);
     };
     (@store $store:ident, $place:ident, $($test:ident,)*) => {
         mod $store {

@@ -1,0 +1,223 @@
+//! Looking: counts, events, heads, logs and lists. Nothing here writes.
+
+use super::catalog::rules;
+use super::emit;
+use super::pack::damaged;
+use super::rows::{
+    Entry, entries, expect_chunks, lanes, load, logged, one_chunk, one_lane, parked as parked_row,
+    parked_index, slices_at, slices_of_chunk, slices_with,
+};
+use super::session::{Session, number};
+use super::tuple::{Columns, Tuple};
+use crate::error::Result;
+use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId, TopicId};
+use crate::model::lane;
+use crate::model::mask::Mask;
+use crate::model::slice::{Slice, State};
+use crate::model::status::{Counts, Status};
+use crate::model::time::Time;
+use crate::plan::mend::find;
+use crate::store::verbs::{
+    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Worker,
+};
+use std::collections::HashSet;
+
+/// How many slices are read at a time, and how many chunks.
+const PAGE: usize = 1_000;
+const CHUNKS: usize = 16;
+
+/// What a part of the slices of a subscription adds to its counts, and where the next part begins.
+pub(super) struct Counted {
+    pub(super) stats: Stats,
+    pub(super) next: Option<Vec<u8>>,
+}
+
+/// Sums of bit counts over some slices: as many as can be read without keeping others waiting.
+pub(super) fn stats(session: &Session<'_>, id: SubscriptionId, from: &[u8]) -> Result<Counted> {
+    session.catalog().require_subscription(id)?;
+    let now = session.now;
+    let held: HashSet<LaneId> =
+        lanes(session, id)?.iter().filter(|lane| lane.is_held(now)).map(|lane| lane.lane).collect();
+    let mut counts = Counts::default();
+    let mut oldest: Option<Time> = None;
+    let found = entries(session, id, (from.to_vec(), Tuple::new().end()), PAGE)?;
+    for slice in load(session, &found)? {
+        let status = slice.status(now, held.contains(&slice.lane));
+        counts.add(status, u64::from(slice.mask.count()));
+        if status == Status::Ready {
+            oldest = Some(oldest.map_or(slice.due_at, |oldest| oldest.min(slice.due_at)));
+        }
+    }
+    let end = |last: &Entry| {
+        let columns = [last.state, last.lane.0, last.rank, last.pos, last.chunk.0, last.id.0];
+        Tuple::new().with(&columns).end()
+    };
+    let next = found.last().filter(|_| found.len() == PAGE).map(end);
+    Ok(Counted { stats: Stats { counts, oldest_ready_at: oldest, rules: rules(session, id)? }, next })
+}
+
+pub(super) fn event(session: &Session<'_>, id: EventId) -> Result<Option<EventView>> {
+    let Some(row) = one_chunk(session, id.chunk())? else { return Ok(None) };
+    let catalog = session.catalog();
+    // Of a topic that was deleted there may still be rows.
+    let Some(topic) = catalog.topic_by_id(row.topic).map(|topic| topic.name.clone()) else {
+        return Ok(None);
+    };
+    let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
+    let all = slices_at(session, id.chunk())?;
+    let mut deliveries = Vec::new();
+    for subscription in catalog.subscriptions().iter().filter(|s| s.topics.contains(&topic)) {
+        let own: Vec<Slice> =
+            all.iter().filter(|slice| slice.subscription == subscription.id).cloned().collect();
+        let Some(slice) = find(&own, id) else {
+            deliveries.push(Delivery::settled(&subscription.name));
+            continue;
+        };
+        let lane = one_lane(session, subscription.id, slice.lane)?;
+        let blocker = match (&event.key, slice.state) {
+            (Some(key), State::Parked) => parked_row(session, subscription.id, slice.lane, key)?,
+            _ => None,
+        };
+        let blocker = blocker.map(|(event, _)| event);
+        deliveries.push(Delivery::of(&subscription.name, slice, lane.as_ref(), blocker, session.now));
+    }
+    Ok(Some(EventView { event, deliveries }))
+}
+
+pub(super) fn head(session: &Session<'_>, topic: &str, key: &str) -> Result<Option<Head>> {
+    let topic = session.catalog().require_topic(topic)?.id;
+    emit::head(session, topic, key)
+}
+
+/// Chunks become visible in the order of their numbers: no gap can be passed.
+pub(super) fn read_log(session: &Session<'_>, read: &ReadLog) -> Result<LogPage> {
+    let catalog = session.catalog();
+    let topic = catalog.require_topic(&read.topic)?;
+    let mut events = Vec::new();
+    let mut from = read.after.chunk().0;
+    while events.len() < read.limit as usize {
+        let page = logged(session, topic.id, from, i64::MAX, CHUNKS)?;
+        expect_chunks(session, page.iter().map(|logged| logged.chunk))?;
+        for logged in &page {
+            from = logged.chunk.0 + 1;
+            if let Some(row) = one_chunk(session, logged.chunk)? {
+                events.extend(row.decode(&topic.name)?.into_iter().filter(|event| event.id > read.after));
+            }
+        }
+        if page.len() < CHUNKS {
+            break;
+        }
+    }
+    events.truncate(read.limit as usize);
+    let next = events.last().map_or(read.after, |event| event.id);
+    Ok(LogPage { events, next })
+}
+
+/// What this reader does not see yet gets greater numbers than what it sees.
+pub(super) fn log_end(session: &Session<'_>, topic: &str) -> Result<EventId> {
+    session.catalog().require_topic(topic)?;
+    let last = ChunkId(session.draw("chunk", 0)? - 1);
+    Ok(EventId::at(last, Mask::CAPACITY - 1))
+}
+
+pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>> {
+    let catalog = session.catalog();
+    catalog.require_subscription(page.subscription)?;
+    let mut found: Vec<Entry> = Vec::new();
+    for state in [State::Held, State::Dead] {
+        let all = Tuple::new().with(&[state as i64]).all();
+        found.extend(entries(session, page.subscription, all, usize::MAX)?);
+    }
+    found.retain(|entry| entry.chunk >= page.after.chunk());
+    found.sort_by_key(|entry| (entry.chunk, entry.id));
+    // Rows of a chunk are in the order of the deaths. Up to 64 belong to what was listed before, and the last 64 may be a
+    // part of their chunk: the page is filled from whole chunks between them.
+    found.truncate(page.limit as usize + 128);
+    expect_chunks(session, found.iter().map(|entry| entry.chunk))?;
+    let mut dead = Vec::new();
+    for slice in load(session, &found)? {
+        let Some(row) = one_chunk(session, slice.chunk)? else { continue };
+        for event in row.select(&catalog.topic_name(row.topic), slice.mask)? {
+            dead.push(DeadEvent {
+                event: event.shown_to(page.subscription),
+                attempts: slice.attempts,
+                crashes: slice.crashes,
+                error: slice.error.clone().unwrap_or_default(),
+                died_at: slice.due_at,
+            });
+        }
+    }
+    dead.retain(|dead| dead.event.id > page.after);
+    dead.sort_by_key(|dead| dead.event.id);
+    dead.truncate(page.limit as usize);
+    Ok(dead)
+}
+
+pub(super) fn parked(session: &Session<'_>, page: &Page) -> Result<Vec<ParkedKey>> {
+    let (catalog, id) = (session.catalog(), page.subscription);
+    catalog.require_subscription(id)?;
+    let range = (Tuple::new().with(&[page.after.0]).end(), Tuple::new().end());
+    let mut keys = Vec::new();
+    for member in session.range(&parked_index(session, id), range, page.limit as usize)? {
+        let mut columns = Columns(&member);
+        let (blocked_by, lane) = (EventId(columns.number()), LaneId(columns.number()));
+        let key = columns.text();
+        let Some((_, since)) = parked_row(session, id, lane, &key)? else { continue };
+        let own = slices_of_chunk(session, id, blocked_by.chunk())?;
+        let blocker = find(&own, blocked_by).filter(|slice| slice.state != State::Held);
+        keys.push(ParkedKey {
+            topic: catalog.topic_name(lane.topic()),
+            blocked_by,
+            due_at: blocker.map(|slice| slice.due_at),
+            since,
+            waiting: waiting(session, id, lane, &key)?,
+            key: key.into(),
+        });
+    }
+    Ok(keys)
+}
+
+/// How many events wait behind a key. Keys with the same hash in the same lane are counted together.
+fn waiting(session: &Session<'_>, id: SubscriptionId, lane: LaneId, key: &str) -> Result<u64> {
+    let columns = [State::Parked as i64, lane.0, i64::from(lane::hash(key))];
+    let found = slices_with(session, id, &columns, usize::MAX)?;
+    Ok(found.iter().map(|slice| u64::from(slice.mask.count())).sum())
+}
+
+/// All workers, by incarnation.
+pub(super) fn workers_key(session: &Session<'_>) -> Vec<u8> {
+    session.key("workers")
+}
+
+pub(super) fn workers(session: &Session<'_>) -> Result<Vec<Worker>> {
+    let mut workers = Vec::new();
+    for (incarnation, row) in session.all(&workers_key(session))? {
+        let (name, subscriptions, born_at, beat_at) =
+            serde_json::from_slice(&row).map_err(|error| damaged().because(error))?;
+        let incarnation = Incarnation(number(Some(incarnation)));
+        workers.push(Worker { incarnation, name, subscriptions, born_at, beat_at });
+    }
+    workers.sort_by_key(|worker| (worker.born_at, worker.incarnation));
+    Ok(workers)
+}
+
+/// How many events were ever emitted to each topic.
+pub(super) fn topic_totals(session: &Session<'_>) -> Result<Vec<(TopicId, u64)>> {
+    let totals = session.all(&session.key("totals"))?;
+    let total = |id: TopicId| number(totals.get(id.to_string().as_bytes()).cloned()).max(0).cast_unsigned();
+    let mut all: Vec<(TopicId, u64)> =
+        session.catalog().topics().iter().map(|topic| (topic.id, total(topic.id))).collect();
+    all.sort_unstable();
+    Ok(all)
+}
+
+/// The counts of two parts.
+pub(super) fn plus(mut sum: Stats, more: Stats) -> Stats {
+    let Counts { ready, delayed, leased, parked, dead } = more.counts;
+    let all = [Status::Ready, Status::Delayed, Status::Leased, Status::Parked, Status::Dead];
+    for (status, events) in all.into_iter().zip([ready, delayed, leased, parked, dead]) {
+        sum.counts.add(status, events);
+    }
+    let oldest = [sum.oldest_ready_at, more.oldest_ready_at].into_iter().flatten().min();
+    Stats { counts: sum.counts, oldest_ready_at: oldest, rules: more.rules }
+}

@@ -1,0 +1,123 @@
+//! Redis 6.2 or newer, one server or a Cluster: a store in memory, as durable as the server is set up to be.
+//!
+//! How a step is done. A step is the same plain function as on SQLite: it reads rows, asks [`crate::plan`] what follows, and writes rows.
+//! It is optimistic: what it reads is read at a few moments (`scripts/read.lua`), what it writes is kept, and at its end one script
+//! (`scripts/commit.lua`) reads all of it again on the server, compares, and writes only if nothing has changed. So every step is
+//! one script that checks everything before its first write; it happens or it does not, and it sees one state of the store. A step
+//! that was overtaken begins anew; one that was overtaken too often takes the *turn*, and everybody else waits for it. Deciding in Lua
+//! would save a round trip and repeat all decisions of `plan` in a second language.
+//!
+//! How rows are kept. A hash is a table; a sorted set whose members are tuples that sort bytewise is an index (`tuple`). A chunk is one
+//! value, the slices of a chunk are one small hash, and every subscription has one index over its slices, as in SQL.
+//!
+//! Where it is kept. All keys of a store begin with its name in braces, so in a Cluster they are in one slot: a store has one node at
+//! a time, with its replicas and fail-over, and every step is atomic there too. Stores of different names spread over the nodes.
+//!
+//! - `store`: the verbs; `step`: how one is run
+//! - `link`, `options`, `opening`: the connection, and what a server has to be
+//! - `session`, `rows`, `tuple`, `pack`: what a step has read and writes, and how
+//! - `emit`, `claim`, `order`, `settle`: the walk of an event
+//! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
+//! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
+
+mod catalog;
+mod claim;
+mod compact;
+mod drops;
+mod emit;
+mod erase;
+mod link;
+mod look;
+mod mend;
+mod opening;
+mod options;
+mod order;
+mod pack;
+mod push;
+mod remote;
+mod rows;
+mod schedule;
+mod session;
+mod settle;
+mod shed;
+mod step;
+mod store;
+mod sweep;
+mod tally;
+mod token;
+mod tuple;
+
+pub use options::RedisOptions;
+pub(crate) use options::is_redis;
+
+use crate::error::Result;
+use crate::model::id::Incarnation;
+use crate::store::catalog::CatalogCache;
+use crate::store::deleted::{InTheWay, STEP_ROWS};
+use link::Link;
+use session::Session;
+use std::sync::Mutex;
+
+/// A store in Redis.
+#[derive(Debug)]
+pub struct RedisStore {
+    link: Link,
+    options: RedisOptions,
+    cache: CatalogCache,
+    /// The next number for a slice that this process has drawn, and how many are left.
+    numbers: Mutex<(i64, i64)>,
+    /// Names this store among all that are open on the server.
+    incarnation: Incarnation,
+}
+
+impl RedisStore {
+    /// Connects, and checks that the server is one that keeps what it is given.
+    ///
+    /// # Errors
+    /// `Unavailable` when it cannot be reached; `Invalid` when it is too old or may throw events away; `Conflict` when a newer version
+    /// wrote the store.
+    pub async fn open(options: RedisOptions) -> Result<RedisStore> {
+        let link = Link::open(&options).await?;
+        opening::check(&link).await?;
+        let store = RedisStore {
+            link,
+            options,
+            cache: CatalogCache::default(),
+            numbers: Mutex::new((0, 0)),
+            incarnation: Incarnation::random(),
+        };
+        store.write(None, opening::mark).await?;
+        Ok(store)
+    }
+
+    /// Where the store is.
+    pub fn options(&self) -> &RedisOptions {
+        &self.options
+    }
+
+    /// Says something to all processes that have the store open.
+    pub(crate) async fn publish(&self, text: &str) -> Result<()> {
+        let mut command = redis::cmd("PUBLISH");
+        command.arg(self.channel()).arg(text);
+        self.link.send(&command, false).await?;
+        Ok(())
+    }
+
+    /// Hears what they say. Another node is asked every time.
+    pub(crate) async fn subscriber(&self, turn: usize) -> Result<redis::aio::PubSub, redis::RedisError> {
+        let node = self.options.nodes[turn % self.options.nodes.len()].as_str();
+        let mut subscriber = redis::Client::open(node)?.get_async_pubsub().await?;
+        subscriber.subscribe(self.channel()).await?;
+        Ok(subscriber)
+    }
+
+    fn channel(&self) -> Vec<u8> {
+        session::key(&self.options.name, "wake")
+    }
+
+    /// Removes left-overs that are in the way of a change, step by step.
+    async fn clear(&self, way: InTheWay) -> Result<()> {
+        while self.write(None, |session: &Session<'_>| erase::clear(session, &way, STEP_ROWS / 4)).await? {}
+        Ok(())
+    }
+}
