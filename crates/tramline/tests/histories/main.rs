@@ -42,6 +42,11 @@ fn mysql() {
     run(Place::Mysql, 200);
 }
 
+#[test]
+fn redis() {
+    run(Place::Redis, 200);
+}
+
 fn run(place: Place, histories: u32) {
     let scale: f64 = std::env::var("TRAMLINE_HISTORIES").map_or(1.0, |scale| scale.parse().unwrap());
     let config = Config {

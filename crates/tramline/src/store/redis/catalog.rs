@@ -345,7 +345,7 @@ pub(super) fn stopped_by(session: &Session<'_>, id: SubscriptionId) -> Result<Op
     Ok(rules(session, id)?.into_iter().map(|rule| rule.kind).max())
 }
 
-fn rules_key(session: &Session<'_>, id: SubscriptionId) -> Vec<u8> {
+pub(super) fn rules_key(session: &Session<'_>, id: SubscriptionId) -> Vec<u8> {
     session.key(&format!("rules:{id}"))
 }
 

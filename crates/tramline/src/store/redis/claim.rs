@@ -1,13 +1,17 @@
 //! Claim where there is no order. Ordered subscriptions: see [`super::order`].
 
-use super::catalog::{is_filling, stopped_by};
+use super::catalog::{is_filling, rules_key, stopped_by};
 use super::compact::compact;
+use super::link::Command;
 use super::order;
-use super::rows::{Entry, apply, entries, expect_chunks, load, one_chunk};
-use super::session::Session;
+use super::rows::{
+    Entry, apply, entries, expect_all, expect_chunks, expect_entries, lanes_key, load, one_chunk,
+};
+use super::session::{Session, hgetall};
 use super::tuple::Tuple;
 use crate::error::Result;
-use crate::model::id::SubscriptionId;
+use crate::model::chunk::ChunkRow;
+use crate::model::id::{ChunkId, SubscriptionId};
 use crate::model::slice::State;
 use crate::model::subscription::{Policy, Subscription};
 use crate::model::time::Time;
@@ -17,16 +21,18 @@ use crate::plan::expire::expire;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
 use crate::store::verbs::{Claim, Suspects};
+use std::collections::HashMap;
 
 /// How many expired leases one claim looks after.
 const EXPIRED: usize = 64;
 /// How many entries of the index are read at a time.
 const PAGE: usize = 64;
 
-/// Takes events. Reading and decoding them is left to the caller, after the step.
+/// Takes events. Decoding them is left to the caller, after the step.
 pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
     let catalog = session.catalog();
     let subscription = catalog.require_subscription(claim.subscription)?;
+    expect(session, claim.subscription, &subscription.policy)?;
     let mut raw = RawClaim {
         now: session.now,
         stopped_by: stopped_by(session, claim.subscription)?,
@@ -53,19 +59,54 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
         }
     }
     raw.news = session.finish()?;
+    raw.chunks = load_chunks(session, &raw)?;
     Ok(raw)
 }
 
-/// Reads the chunks of what was taken. They never change and cannot go while slices refer to them, so this is done after the claim.
-pub(super) fn load_chunks(session: &Session<'_>, raw: &RawClaim) -> Result<RawClaim> {
-    expect_chunks(session, raw.missing().into_iter())?;
-    let mut found = RawClaim::default();
-    for chunk in raw.missing() {
-        if let Some(row) = one_chunk(session, chunk)? {
-            found.chunks.insert(chunk, row);
+/// Says what every claim reads first.
+fn expect(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+    let mut reads: Vec<Command> = vec![hgetall(&rules_key(session, id)), hgetall(&session.key("consumed"))];
+    if policy.is_ordered() {
+        reads.push(hgetall(&lanes_key(session, id)));
+        return session.expect(reads);
+    }
+    let read = session.expect(reads);
+    expect_entries(session, id, STATES.map(|state| (from_rank(state, 0), 1)))?;
+    read
+}
+
+/// The states that a claim without order looks at.
+const STATES: [State; 4] = [State::Leased, State::Consumed, State::Suspect, State::Ready];
+
+/// Says what of these states will be read, now that the first slice of each is known.
+fn expect_due(session: &Session<'_>, id: SubscriptionId) -> Result<()> {
+    let mut ranges = Vec::new();
+    for state in STATES {
+        let Some(first) = first_from(session, id, state, 0)? else { continue };
+        ranges.push((from_rank(state, first.rank + 1), 1));
+        if first.pos <= session.now.0 {
+            ranges.push((due_range(state, first.rank, session.now), PAGE));
         }
     }
-    Ok(found)
+    expect_entries(session, id, ranges)
+}
+
+fn due_range(state: State, rank: i64, now: Time) -> (Vec<u8>, Vec<u8>) {
+    let columns = [state as i64, 0, rank];
+    (
+        Tuple::new().with(&columns).bytes(),
+        Tuple::new().with(&columns).with(&[now.0.saturating_add(1)]).bytes(),
+    )
+}
+
+/// Reads the chunks of what was taken. They never change, and cannot go while slices refer to them.
+fn load_chunks(session: &Session<'_>, raw: &RawClaim) -> Result<HashMap<ChunkId, ChunkRow>> {
+    expect_chunks(session, raw.missing().into_iter())?;
+    let mut chunks = HashMap::new();
+    for chunk in raw.missing() {
+        chunks.extend(one_chunk(session, chunk)?.map(|row| (chunk, row)));
+    }
+    Ok(chunks)
 }
 
 fn unordered(
@@ -77,6 +118,7 @@ fn unordered(
 ) -> Result<()> {
     let (now, id) = (session.now, claim.subscription);
     raw.until = taker.until;
+    expect_due(session, id)?;
     expire_leases(session, id, policy, &[State::Leased, State::Consumed])?;
     let mut changes = Changes::default();
     let suspects = due(session, id, State::Suspect, now, 1)?;
@@ -89,6 +131,7 @@ fn unordered(
         _ => {}
     }
     let ready = due(session, id, State::Ready, now, taker.events)?;
+    expect_all(session, ready.iter(), true)?;
     raw.slices = take(load(session, &ready)?, taker, &mut changes);
     apply(session, id, &changes)?;
     if !taker.is_full() {
@@ -147,11 +190,12 @@ pub(super) fn due(
     events: u32,
 ) -> Result<Vec<Entry>> {
     let (mut found, mut count) = (Vec::new(), 0);
-    for rank in ranks(session, id, state)? {
-        let columns = [state as i64, 0, rank];
-        let to = Tuple::new().with(&columns).with(&[now.0.saturating_add(1)]).bytes();
-        let mut from = Tuple::new().with(&columns).bytes();
-        while count < events {
+    let mut rank = 0;
+    while let Some(first) = first_from(session, id, state, rank)? {
+        rank = first.rank + 1;
+        let columns = [state as i64, 0, first.rank];
+        let (mut from, to) = due_range(state, first.rank, now);
+        while count < events && first.pos <= now.0 {
             let page = entries(session, id, (from.clone(), to.clone()), PAGE)?;
             let is_last = page.len() < PAGE;
             for entry in page {
@@ -170,18 +214,6 @@ pub(super) fn due(
     Ok(found)
 }
 
-/// The priorities that slices of one state have. Hops from one to the next in the index: mostly there is one.
-fn ranks(session: &Session<'_>, id: SubscriptionId, state: State) -> Result<Vec<i64>> {
-    let mut ranks: Vec<i64> = Vec::new();
-    loop {
-        let after = ranks.last().map_or(0, |last| last + 1);
-        match first_from(session, id, state, after)? {
-            Some(entry) => ranks.push(entry.rank),
-            None => return Ok(ranks),
-        }
-    }
-}
-
 /// The first slice of a state with this priority or a later one.
 pub(super) fn first_from(
     session: &Session<'_>,
@@ -189,9 +221,12 @@ pub(super) fn first_from(
     state: State,
     rank: i64,
 ) -> Result<Option<Entry>> {
+    Ok(entries(session, id, from_rank(state, rank), 1)?.pop())
+}
+
+fn from_rank(state: State, rank: i64) -> (Vec<u8>, Vec<u8>) {
     let columns = [state as i64, 0];
-    let range = (Tuple::new().with(&columns).with(&[rank]).bytes(), Tuple::new().with(&columns).end());
-    Ok(entries(session, id, range, 1)?.pop())
+    (Tuple::new().with(&columns).with(&[rank]).bytes(), Tuple::new().with(&columns).end())
 }
 
 /// The next time at which something becomes due: a delay or a lease that ends. One look per state and priority.

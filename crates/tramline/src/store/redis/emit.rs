@@ -13,18 +13,19 @@ use crate::model::id::{ChunkId, EventId, SliceId, TopicId};
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
 use crate::plan::emit::{EmitPlan, Numbers};
+use crate::store::catalog::Catalog;
+use crate::store::emit::named;
 use crate::store::idempotency::{self, Entry};
 use crate::store::verbs::{Emission, Head};
 use bytes::Bytes;
+use std::collections::BTreeSet;
 
 /// Stores units. Each unit gets an answer of its own.
 pub(super) fn emit(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Result<Emission>>> {
     create_missing(session, units.iter().flatten().map(|event| event.topic.as_str()))?;
     let catalog = session.catalog();
     let all: Vec<Option<Entry>> = units.iter().map(|unit| Entry::of(unit, &catalog)).collect();
-    session.expect(
-        all.iter().flatten().map(|entry| hget(&keys_of(session, entry.topic), entry.key.as_bytes())),
-    )?;
+    expect(session, &catalog, units, all.iter().flatten())?;
     let mut answers: Vec<Option<Result<Emission>>> = Vec::with_capacity(units.len());
     let mut fresh: Vec<Vec<Event>> = Vec::with_capacity(units.len());
     let mut entries: Vec<Option<Entry>> = Vec::with_capacity(units.len());
@@ -57,6 +58,20 @@ pub(super) fn emit(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Re
         answers[at] = emit(session, &units[at..=at])?.pop();
     }
     Ok(answers.into_iter().flatten().collect())
+}
+
+/// Says what an emit reads: idempotency keys, the last chunk, the heads of its keys.
+fn expect<'e>(
+    session: &Session<'_>,
+    catalog: &Catalog,
+    units: &[Vec<Event>],
+    entries: impl Iterator<Item = &'e Entry>,
+) -> Result<()> {
+    let once = entries.map(|entry| hget(&keys_of(session, entry.topic), entry.key.as_bytes()));
+    let keyed: BTreeSet<(TopicId, String)> =
+        units.iter().flatten().filter_map(|event| named(event, catalog)).collect();
+    let heads = keyed.iter().map(|(topic, key)| hget(&heads_of(session, *topic), key.as_bytes()));
+    session.expect(once.chain(heads).chain([hget(&session.key("meta"), b"chunk")]))
 }
 
 /// The idempotency keys of a topic.
@@ -123,7 +138,6 @@ fn write_placed(
 /// The number of the first chunk is read and checked like everything else, so chunks appear in the order of their numbers.
 fn write(session: &Session<'_>, units: &[Vec<Event>], entries: &[Option<Entry>]) -> Result<Vec<Emission>> {
     let catalog = session.catalog();
-    session.expect([hget(&session.key("meta"), b"chunk")])?;
     let first_chunk = session.draw("chunk", 0)?;
     let plan = EmitPlan::new(units, catalog.views(), first_chunk.cast_unsigned());
     let heads = last_events(session, &plan)?;
@@ -158,8 +172,6 @@ pub(super) fn head(session: &Session<'_>, topic: TopicId, key: &str) -> Result<O
 
 /// The last event of every key.
 fn last_events(session: &Session<'_>, plan: &EmitPlan) -> Result<Vec<i64>> {
-    session
-        .expect(plan.heads.iter().map(|head| hget(&heads_of(session, head.topic), head.key.as_bytes())))?;
     let mut heads = Vec::with_capacity(plan.heads.len());
     for plan in &plan.heads {
         heads.push(head(session, plan.topic, &plan.key)?.map_or(0, |head| head.last_id.0));

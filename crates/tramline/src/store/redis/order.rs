@@ -2,8 +2,8 @@
 
 use super::catalog::backfill_cursor;
 use super::rows::{
-    Entry, apply, entries, expect_chunks, expect_marks, gaps, lanes, load, one_chunk, parked, slices_with,
-    write_lane,
+    Entry, apply, entries, expect_all, expect_chunks, expect_entries, expect_marks, gaps, lanes, load,
+    one_chunk, parked, slices_with, write_lane,
 };
 use super::session::Session;
 use super::tuple::Tuple;
@@ -188,10 +188,22 @@ fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Work> {
 /// that is. Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
 fn in_step(session: &Session<'_>, lanes: &[Lane], wanted: u32) -> Result<(Work, u32)> {
     let quota = (wanted as usize).div_ceil(lanes.len()).max(1) as u32;
-    let mut work = Vec::with_capacity(lanes.len());
+    let each = quota.saturating_mul(2).min(wanted);
+    if let Some(Lane { subscription, .. }) = lanes.first() {
+        let mut pages = Vec::with_capacity(lanes.len());
+        for lane in lanes {
+            pages.push((ready_range(session, *subscription, lane.lane)?, PAGE));
+        }
+        expect_entries(session, *subscription, pages)?;
+    }
+    let mut found = Vec::with_capacity(lanes.len());
     for lane in lanes {
-        let ready = ready(session, lane.subscription, lane.lane, quota.saturating_mul(2).min(wanted))?;
-        work.push((lane.clone(), ready));
+        found.push(ready_entries(session, lane.subscription, lane.lane, each)?);
+    }
+    expect_all(session, found.iter().flatten(), true)?;
+    let mut work = Vec::with_capacity(lanes.len());
+    for (lane, found) in lanes.iter().zip(found) {
+        work.push((lane.clone(), load(session, &found)?));
     }
     let ready = work.iter().flat_map(|(_, ready)| ready).filter(|slice| slice.due_at <= session.now);
     let mut chunks: Vec<(ChunkId, u32)> = ready.map(|slice| (slice.chunk, slice.mask.count())).collect();
@@ -209,21 +221,29 @@ fn in_step(session: &Session<'_>, lanes: &[Lane], wanted: u32) -> Result<(Work, 
 
 /// All suspects of the lowest chunk of a lane that has any.
 fn first_suspects(session: &Session<'_>, id: SubscriptionId, lane: LaneId) -> Result<Vec<Slice>> {
-    let columns = [State::Suspect as i64, lane.0, 0];
-    let first = entries(session, id, Tuple::new().with(&columns).all(), 1)?;
-    let Some(Entry { pos, .. }) = first.first() else { return Ok(Vec::new()) };
-    slices_with(session, id, &[columns[0], columns[1], columns[2], *pos], usize::MAX)
+    let Some(Entry { pos, .. }) = first_of(session, id, State::Suspect, lane)? else { return Ok(Vec::new()) };
+    slices_with(session, id, &[State::Suspect as i64, lane.0, 0, pos], usize::MAX)
+}
+
+/// The first slice of a state in a lane.
+fn first_of(session: &Session<'_>, id: SubscriptionId, state: State, lane: LaneId) -> Result<Option<Entry>> {
+    Ok(entries(session, id, Tuple::new().with(&[state as i64, lane.0]).all(), 1)?.pop())
 }
 
 /// Open lanes with something to do, preferred ones first, beginning at another one every time. Whoever takes a suspect takes
 /// nothing else, so lanes that may have one come before all others.
 fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
-    let mut busy = lanes_with(session, claim.subscription, State::Ready)?;
-    busy.extend(lanes_with(session, claim.subscription, State::Waiting)?);
-    let suspect = lanes_with(session, claim.subscription, State::Suspect)?;
+    let all = lanes(session, claim.subscription)?;
+    let states = [State::Ready, State::Waiting, State::Suspect];
+    let first = |lane: &Lane, state: State| (Tuple::new().with(&[state as i64, lane.lane.0]).all(), 1);
+    let probes = all.iter().flat_map(|lane| states.map(|state| first(lane, state)));
+    expect_entries(session, claim.subscription, probes)?;
+    let mut busy = lanes_with(session, &all, State::Ready)?;
+    busy.extend(lanes_with(session, &all, State::Waiting)?);
+    let suspect = lanes_with(session, &all, State::Suspect)?;
     busy.extend(&suspect);
     let lapsed = |lane: &Lane| lane.is_lapsed(claim.owner, &claim.known, session.now);
-    let mut open: Vec<Lane> = lanes(session, claim.subscription)?
+    let mut open: Vec<Lane> = all
         .into_iter()
         .filter(|lane| lane.is_open_to(claim.owner, &claim.known, session.now))
         .filter(|lane| busy.contains(&lane.lane) || lapsed(lane))
@@ -250,20 +270,16 @@ fn rotate(lanes: &mut [Lane], now: Time) {
     }
 }
 
-/// The lanes that have slices of one state; waiting ones only if they are due. Hops from lane to lane in the claim index, so
-/// the cost is that of the lanes with work and not of the work in them.
-fn lanes_with(session: &Session<'_>, id: SubscriptionId, state: State) -> Result<BTreeSet<LaneId>> {
+/// The lanes that have slices of one state; waiting ones only if they are due. One look per lane, all of them together.
+fn lanes_with(session: &Session<'_>, lanes: &[Lane], state: State) -> Result<BTreeSet<LaneId>> {
     let mut found = BTreeSet::new();
-    let mut after = 0;
-    loop {
-        let from = Tuple::new().with(&[state as i64, after + 1]).bytes();
-        let range = (from, Tuple::new().with(&[state as i64]).end());
-        let Some(entry) = entries(session, id, range, 1)?.pop() else { return Ok(found) };
-        after = entry.lane.0;
-        if state != State::Waiting || entry.pos <= session.now.0 {
-            found.insert(entry.lane);
+    for lane in lanes {
+        let first = first_of(session, lane.subscription, state, lane.lane)?;
+        if first.is_some_and(|first| state != State::Waiting || first.pos <= session.now.0) {
+            found.insert(lane.lane);
         }
     }
+    Ok(found)
 }
 
 /// Slices whose event was the first of its key and had to wait, and is due now.
@@ -274,6 +290,9 @@ fn waiting(
     now: Time,
     events: u32,
 ) -> Result<Vec<Slice>> {
+    if first_of(session, id, State::Waiting, lane)?.is_none_or(|first| first.pos > now.0) {
+        return Ok(Vec::new());
+    }
     let columns = [State::Waiting as i64, lane.0, 0];
     let to = Tuple::new().with(&columns).with(&[now.0.saturating_add(1)]).bytes();
     load(session, &entries(session, id, (Tuple::new().with(&columns).bytes(), to), events as usize)?)
@@ -281,24 +300,33 @@ fn waiting(
 
 /// Ready slices of a lane in chunk order, whole chunks only, until they hold `events` events.
 fn ready(session: &Session<'_>, id: SubscriptionId, lane: LaneId, events: u32) -> Result<Vec<Slice>> {
+    load(session, &ready_entries(session, id, lane, events)?)
+}
+
+/// Where the ready slices of a lane are, below what a back-fill has still to bring.
+fn ready_range(session: &Session<'_>, id: SubscriptionId, lane: LaneId) -> Result<(Vec<u8>, Vec<u8>)> {
     let below = backfill_cursor(session, id, lane)?.unwrap_or(ChunkId(i64::MAX));
     let columns = [State::Ready as i64, lane.0, 0];
-    let to = Tuple::new().with(&columns).with(&[below.0]).bytes();
-    let mut from = Tuple::new().with(&columns).bytes();
+    Ok((Tuple::new().with(&columns).bytes(), Tuple::new().with(&columns).with(&[below.0]).bytes()))
+}
+
+fn ready_entries(session: &Session<'_>, id: SubscriptionId, lane: LaneId, events: u32) -> Result<Vec<Entry>> {
+    let (mut from, to) = ready_range(session, id, lane)?;
     let (mut found, mut count): (Vec<Entry>, u32) = (Vec::new(), 0);
     loop {
         let page = entries(session, id, (from.clone(), to.clone()), PAGE)?;
         let is_last = page.len() < PAGE;
         for entry in page {
             if count >= events && found.last().is_some_and(|last| last.chunk != entry.chunk) {
-                return load(session, &found);
+                return Ok(found);
             }
             count += entry.events;
-            from = Tuple::new().with(&columns).with(&[entry.pos, entry.chunk.0, entry.id.0]).end();
+            let columns = [State::Ready as i64, lane.0, 0, entry.pos, entry.chunk.0, entry.id.0];
+            from = Tuple::new().with(&columns).end();
             found.push(entry);
         }
         if is_last {
-            return load(session, &found);
+            return Ok(found);
         }
     }
 }
@@ -396,12 +424,20 @@ fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
 fn next_due(session: &Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
     let mut next: Option<i64> = None;
     for lane in lanes(session, id)? {
-        let columns = [State::Waiting as i64, lane.lane.0, 0];
-        let from = Tuple::new().with(&columns).with(&[session.now.0.saturating_add(1)]).bytes();
-        let waiting = entries(session, id, (from, Tuple::new().with(&columns).end()), 1)?;
-        let waiting = waiting.first().map(|entry| entry.pos);
+        let waiting = next_waiting(session, id, lane.lane)?;
         let ends = [lane.until.0, lane.halted_until.0].into_iter().filter(|end| *end > session.now.0);
         next = ends.chain(waiting).chain(next).min();
     }
     Ok(next.map(Time))
+}
+
+/// When the next waiting event of a lane is due that is not yet.
+fn next_waiting(session: &Session<'_>, id: SubscriptionId, lane: LaneId) -> Result<Option<i64>> {
+    let first = first_of(session, id, State::Waiting, lane)?.map(|first| first.pos);
+    if first.is_none_or(|first| first > session.now.0) {
+        return Ok(first);
+    }
+    let columns = [State::Waiting as i64, lane.0, 0];
+    let from = Tuple::new().with(&columns).with(&[session.now.0.saturating_add(1)]).bytes();
+    Ok(entries(session, id, (from, Tuple::new().with(&columns).end()), 1)?.first().map(|entry| entry.pos))
 }

@@ -149,10 +149,32 @@ pub(super) fn entries(
     Ok(members.iter().map(|member| Entry::read(member)).collect())
 }
 
+/// Says that these ranges of the index will be read.
+pub(super) fn expect_entries(
+    session: &Session<'_>,
+    subscription: SubscriptionId,
+    ranges: impl IntoIterator<Item = ((Vec<u8>, Vec<u8>), usize)>,
+) -> Result<()> {
+    session.expect_ranges(&index(session, subscription), ranges)
+}
+
+/// Says that the slices behind entries will be read, and with `whole` also their chunks.
+pub(super) fn expect_all<'e>(
+    session: &Session<'_>,
+    entries: impl Iterator<Item = &'e Entry>,
+    whole: bool,
+) -> Result<()> {
+    let reads = |entry: &Entry| {
+        let slice = hget(&slices_key(session, entry.chunk), &field(entry.id));
+        let chunk = get(&chunk_key(session, entry.chunk));
+        std::iter::once(slice).chain(Some(chunk).filter(|_| whole))
+    };
+    session.expect(entries.flat_map(reads))
+}
+
 /// The slices behind entries, read together.
 pub(super) fn load(session: &Session<'_>, entries: &[Entry]) -> Result<Vec<Slice>> {
-    let wanted = entries.iter().map(|entry| hget(&slices_key(session, entry.chunk), &field(entry.id)));
-    session.expect(wanted)?;
+    expect_all(session, entries.iter(), false)?;
     let mut slices = Vec::with_capacity(entries.len());
     for entry in entries {
         slices.extend(one_slice(session, entry.chunk, entry.id)?);

@@ -114,7 +114,7 @@ impl<'a> Session<'a> {
     /// All fields of a hash.
     pub(super) fn all(&self, key: &[u8]) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         let mut all = BTreeMap::new();
-        if let Some(Value::Array(flat)) = self.ask(vec![b"HGETALL".to_vec(), key.to_vec()])? {
+        if let Some(Value::Array(flat)) = self.ask(hgetall(key))? {
             let mut flat = flat.iter().cloned();
             while let (Some(field), Some(value)) = (flat.next(), flat.next()) {
                 all.extend(found(field).zip(found(value)));
@@ -187,12 +187,11 @@ impl<'a> Session<'a> {
         if from >= to || limit == 0 {
             return Ok(Vec::new());
         }
+        let stored = self.ask(self.wanted(index, &from, &to, limit, back))?;
         let writes = self.writes.borrow();
-        let changed = writes.members.get(index).map(|changed| changed.range(from.clone()..to.clone()));
+        let changed = writes.members.get(index).map(|changed| changed.range(from..to));
         let changed: Vec<(&Vec<u8>, bool)> =
             changed.into_iter().flatten().map(|(member, there)| (member, *there)).collect();
-        let gone = changed.iter().filter(|(_, there)| !there).count();
-        let stored = self.ask(range(index, &from, &to, limit.saturating_add(gone), back))?;
         let Some(Value::Array(stored)) = stored else { return Err(damaged()) };
         let mut members: Vec<Vec<u8>> = stored.iter().cloned().filter_map(found).collect();
         if !changed.is_empty() {
@@ -205,6 +204,24 @@ impl<'a> Session<'a> {
             members.truncate(limit);
         }
         Ok(members)
+    }
+
+    /// The command that reads a range. As many more as this step has taken out.
+    fn wanted(&self, index: &[u8], from: &[u8], to: &[u8], limit: usize, back: bool) -> Command {
+        let writes = self.writes.borrow();
+        let changed = writes.members.get(index).map(|changed| changed.range(from.to_vec()..to.to_vec()));
+        let gone = changed.into_iter().flatten().filter(|(_, there)| !**there).count();
+        range(index, from, to, limit.saturating_add(gone), back)
+    }
+
+    /// Says that all of these ranges will be read: an index, from where to where, and how many.
+    pub(super) fn expect_ranges(
+        &self,
+        index: &[u8],
+        ranges: impl IntoIterator<Item = ((Vec<u8>, Vec<u8>), usize)>,
+    ) -> Result<()> {
+        let ranges = ranges.into_iter().filter(|((from, to), limit)| from < to && *limit > 0);
+        self.expect(ranges.map(|((from, to), limit)| self.wanted(index, &from, &to, limit, false)))
     }
 
     /// Adds a member to an index.
@@ -357,6 +374,10 @@ pub(super) fn key(name: &str, what: &str) -> Vec<u8> {
 
 pub(super) fn hget(key: &[u8], field: &[u8]) -> Command {
     vec![b"HGET".to_vec(), key.to_vec(), field.to_vec()]
+}
+
+pub(super) fn hgetall(key: &[u8]) -> Command {
+    vec![b"HGETALL".to_vec(), key.to_vec()]
 }
 
 pub(super) fn get(key: &[u8]) -> Command {

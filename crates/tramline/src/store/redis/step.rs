@@ -79,7 +79,7 @@ impl RedisStore {
         name: Option<&[u8]>,
     ) -> Result<Tried<T>> {
         let mut seen = Seen::new();
-        let (time, catalog) = self.begin(&mut seen).await?;
+        let (time, catalog) = self.begin(&mut seen, self.first_reads(now, step)).await?;
         let mut numbers = (0, 0);
         for trips in 0..TRIPS {
             let session =
@@ -96,7 +96,7 @@ impl RedisStore {
             }
             let writes = if result.is_ok() { left.writes.commands() } else { Vec::new() };
             // What was read at one moment needs no second look.
-            let (Some(name), false) = (name, writes.is_empty() && trips <= 1) else {
+            let (Some(name), false) = (name, writes.is_empty() && trips == 0) else {
                 return Ok(Tried::Over(result));
             };
             let reads: Vec<(&Command, &[u8])> = seen
@@ -113,12 +113,23 @@ impl RedisStore {
         Err(Error::unavailable("a step in Redis never came to its end", "report this"))
     }
 
+    /// What a step reads first, found out by running it on nothing: so that is read together with the time and the catalogue.
+    fn first_reads<T>(&self, now: Option<Time>, step: &impl Fn(&Session<'_>) -> Result<T>) -> Vec<Command> {
+        let seen = Seen::new();
+        let now = now.unwrap_or_default();
+        let session = Session::new(&self.options.name, now, &seen, self.cache.get(), (0, 0));
+        // It ends at the first thing that it has to know, or because there is nothing to do.
+        drop(step(&session));
+        session.leave().missing
+    }
+
     /// The time, and the catalogue as it is now.
-    async fn begin(&self, seen: &mut Seen) -> Result<(Time, Arc<Catalog>)> {
+    async fn begin(&self, seen: &mut Seen, reads: Vec<Command>) -> Result<(Time, Arc<Catalog>)> {
         let version = self.catalog_version();
-        let moment = self.link.read(&self.turn(), std::slice::from_ref(&version)).await?;
+        let commands: Vec<Command> = std::iter::once(version.clone()).chain(reads).take(MOMENT).collect();
+        let moment = self.link.read(&self.turn(), &commands).await?;
         let now = moment.now;
-        seen.extend(std::iter::once(version.clone()).zip(moment.replies));
+        seen.extend(commands.into_iter().zip(moment.replies));
         let cached = self.cache.get();
         if catalog::version_of(seen.get(&version).map(|(value, _)| value)) == cached.version {
             return Ok((now, cached));
@@ -126,6 +137,7 @@ impl RedisStore {
         let commands: Vec<Command> =
             std::iter::once(version).chain(catalog::parts(&self.options.name)).collect();
         let moment = self.link.read(&self.turn(), &commands).await?;
+        seen.clear();
         seen.extend(commands.into_iter().zip(moment.replies));
         let session = Session::new(&self.options.name, now, seen, Arc::default(), (0, 0));
         let fresh = Arc::new(catalog::load(&session)?);

@@ -79,12 +79,7 @@ impl Store for RedisStore {
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         let take = |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.catalog()));
-        let (mut raw, catalog) = self.write(claim.now, take).await?;
-        if !raw.missing().is_empty() {
-            let found =
-                self.read(claim.now, |session: &Session<'_>| claim::load_chunks(session, &raw)).await?;
-            raw.chunks.extend(found.chunks);
-        }
+        let (raw, catalog) = self.write(claim.now, take).await?;
         raw.decode(&catalog)
     }
 
