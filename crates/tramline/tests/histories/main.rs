@@ -47,6 +47,11 @@ fn redis() {
     run(Place::Redis, 200);
 }
 
+#[test]
+fn redis_cluster() {
+    run(Place::RedisCluster, 40);
+}
+
 fn run(place: Place, histories: u32) {
     let scale: f64 = std::env::var("TRAMLINE_HISTORIES").map_or(1.0, |scale| scale.parse().unwrap());
     let config = Config {

@@ -11,8 +11,9 @@ use redis::Value;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// How often a step begins anew.
+/// How often a step begins anew, and how often it waits for somebody else's turn: longer than a turn lasts.
 const TRIES: u32 = 300;
+const WAITS: u32 = 3_000;
 /// After so many, it takes the turn: whoever commits meanwhile has to wait.
 const PATIENCE: u32 = 6;
 /// How long a turn lasts at most: whoever took it may have died.
@@ -40,22 +41,29 @@ impl RedisStore {
         now: Option<Time>,
         step: impl Fn(&Session<'_>) -> Result<T>,
     ) -> Result<T> {
-        let mut overtaken = 0;
+        let (mut overtaken, mut waited) = (0, 0);
+        let mut my_turn = false;
         let name = format!("{:x}-{:x}", self.incarnation.0, getrandom::u32().unwrap_or(0));
-        for _ in 0..TRIES {
+        while overtaken < TRIES && waited < WAITS {
             match self.attempt(now, &step, Some(name.as_bytes())).await? {
-                Tried::Over(result) => return result,
+                Tried::Over(result) => {
+                    if my_turn {
+                        self.end_turn(&name).await;
+                    }
+                    return result;
+                }
                 Tried::Changed => overtaken += 1,
-                Tried::Wait => tokio::time::sleep(PAUSE).await,
+                Tried::Wait => {
+                    waited += 1;
+                    tokio::time::sleep(PAUSE).await;
+                }
             }
-            if overtaken >= PATIENCE && !self.take_turn(&name).await? {
-                tokio::time::sleep(PAUSE).await;
+            // Again and again: a turn may have ended meanwhile.
+            if overtaken >= PATIENCE {
+                my_turn |= self.take_turn(&name).await?;
             }
         }
-        Err(Error::unavailable(
-            "a step in Redis was overtaken too often",
-            "try again; are too many at work on one thing?",
-        ))
+        Err(Error::unavailable("a step in Redis was overtaken too often", "try again; are too many at work on one thing?"))
     }
 
     /// One step that only reads, and may see what is written meanwhile.
@@ -170,6 +178,13 @@ impl RedisStore {
         let mut command = redis::cmd("SET");
         command.arg(self.turn()).arg(name).arg("NX").arg("PX").arg(TURN.as_millis() as u64);
         Ok(self.link.send(&command, true).await? != Value::Nil)
+    }
+
+    /// A commit has ended the turn already; a step that wrote nothing has not. If this fails, the turn ends by itself.
+    async fn end_turn(&self, name: &str) {
+        if let Err(error) = self.link.commit(&self.turn(), name.as_bytes(), &[], &[]).await {
+            tracing::debug!(error = %error, "a turn ends by itself");
+        }
     }
 
     /// Numbers that nobody else has: the first, and how many.
