@@ -109,7 +109,11 @@ pub(crate) async fn emit(store: &RedisStore, events: Vec<Event>) -> Result<Emiss
     store.emit(Emit { units: vec![events], now: None }).await?.pop().unwrap()
 }
 
-pub(crate) async fn claim(store: &RedisStore, subscription: SubscriptionId, max_events: u32) -> Result<Claimed> {
+pub(crate) async fn claim(
+    store: &RedisStore,
+    subscription: SubscriptionId,
+    max_events: u32,
+) -> Result<Claimed> {
     let claim = Claim {
         subscription,
         owner: Incarnation::random(),
@@ -125,7 +129,11 @@ pub(crate) async fn claim(store: &RedisStore, subscription: SubscriptionId, max_
     store.claim(claim).await
 }
 
-pub(crate) async fn done(store: &RedisStore, subscription: SubscriptionId, claimed: &Claimed) -> Result<Settled> {
+pub(crate) async fn done(
+    store: &RedisStore,
+    subscription: SubscriptionId,
+    claimed: &Claimed,
+) -> Result<Settled> {
     let outcomes = |slice: &tramline::store::verbs::ClaimedSlice| SettleSlice {
         lease: slice.lease,
         outcomes: slice.events.iter().map(|event| (event.event.id.index(), Outcome::Done)).collect(),

@@ -7,6 +7,7 @@ use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
 use redis::{Client, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a connection may take, and an answer.
@@ -21,19 +22,16 @@ pub(super) type Command = Vec<Vec<u8>>;
 
 /// A script and its name.
 struct Script {
-    sha: &'static str,
+    sha: String,
     text: &'static str,
 }
-
-const READ: &str = include_str!("scripts/read.lua");
-const COMMIT: &str = include_str!("scripts/commit.lua");
 
 /// A connection that comes back by itself. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Link {
     connection: Connection,
-    read: &'static Script,
-    commit: &'static Script,
+    /// Reading and committing.
+    scripts: Arc<[Script; 2]>,
 }
 
 #[derive(Clone)]
@@ -85,14 +83,15 @@ impl Link {
             let client = Client::open(nodes.collect::<String>())?;
             Connection::Server(ConnectionManager::new_with_config(client, config).await?)
         };
-        Ok(Link { connection, read: script(READ), commit: script(COMMIT) })
+        let scripts = [include_str!("scripts/read.lua"), include_str!("scripts/commit.lua")];
+        Ok(Link { connection, scripts: Arc::new(scripts.map(|text| Script { sha: sha1(text), text })) })
     }
 
     /// Reads at one moment. What only reads may be repeated.
     pub(super) async fn read(&self, key: &[u8], commands: &[Command]) -> Result<Moment> {
-        let mut arguments = Vec::new();
-        commands.iter().for_each(|command| add(&mut arguments, command));
-        let Value::Array(answer) = self.run(self.read, key, &arguments, true).await? else {
+        let mut call = self.scripts[0].call(key);
+        commands.iter().for_each(|command| add(&mut call, command));
+        let Value::Array(answer) = self.run(&self.scripts[0], &call, true).await? else {
             return Err(strange());
         };
         let mut answer = answer.into_iter();
@@ -114,13 +113,14 @@ impl Link {
         reads: &[(&Command, &[u8])],
         writes: &[Command],
     ) -> Result<Ended> {
-        let mut arguments = vec![name.to_vec(), reads.len().to_string().into_bytes()];
+        let mut call = self.scripts[1].call(key);
+        call.arg(name).arg(self.connection.kind()).arg(reads.len());
         for (command, digest) in reads {
-            add(&mut arguments, command);
-            arguments.push(digest.to_vec());
+            add(&mut call, command);
+            call.arg(digest);
         }
-        writes.iter().for_each(|command| add(&mut arguments, command));
-        match text(&self.run(self.commit, key, &arguments, false).await?).as_deref() {
+        writes.iter().for_each(|command| add(&mut call, command));
+        match text(&self.run(&self.scripts[1], &call, false).await?).as_deref() {
             Some("done") => Ok(Ended::Done),
             Some("changed") => Ok(Ended::Changed),
             Some("wait") => Ok(Ended::Wait),
@@ -128,15 +128,14 @@ impl Link {
         }
     }
 
-    async fn run(&self, script: &Script, key: &[u8], arguments: &[Vec<u8>], again: bool) -> Result<Value> {
-        let mut short = redis::cmd("EVALSHA");
-        short.arg(script.sha).arg(1).arg(key).arg(arguments);
-        match self.send(&short, again).await {
-            // The server was started anew, or somebody flushed its scripts.
+    async fn run(&self, script: &Script, call: &Cmd, again: bool) -> Result<Value> {
+        match self.send(call, again).await {
+            // The server was started anew, or is another one now, or somebody flushed its scripts.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let mut whole = redis::cmd("EVAL");
-                whole.arg(script.text).arg(1).arg(key).arg(arguments);
-                Ok(self.send(&whole, again).await?)
+                let mut load = redis::cmd("SCRIPT");
+                load.arg("LOAD").arg(script.text);
+                self.send(&load, true).await?;
+                Ok(self.send(call, again).await?)
             }
             answer => Ok(answer?),
         }
@@ -159,6 +158,14 @@ impl Link {
 }
 
 impl Connection {
+    /// The word by which the script knows what it runs on.
+    fn kind(&self) -> &'static str {
+        match self {
+            Connection::Server(_) => "server",
+            Connection::Cluster(_) => "cluster",
+        }
+    }
+
     async fn send(&mut self, command: &Cmd) -> redis::RedisResult<Value> {
         let value = match self {
             Connection::Server(server) => server.req_packed_command(command).await?,
@@ -181,10 +188,21 @@ fn was_lost(error: &RedisError) -> bool {
     error.is_io_error() || error.is_connection_dropped()
 }
 
+impl Script {
+    /// A call of it, still without arguments.
+    fn call(&self, key: &[u8]) -> Cmd {
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&self.sha).arg(1).arg(key);
+        call
+    }
+}
+
 /// Adds a command to the arguments of a script.
-fn add(arguments: &mut Vec<Vec<u8>>, command: &Command) {
-    arguments.push(command.len().to_string().into_bytes());
-    arguments.extend(command.iter().cloned());
+fn add(call: &mut Cmd, command: &Command) {
+    call.arg(command.len());
+    for word in command {
+        call.arg(word.as_slice());
+    }
 }
 
 pub(super) fn bytes(value: Value) -> Vec<u8> {
@@ -205,19 +223,10 @@ pub(super) fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// Scripts are known by the SHA-1 of their text, which the server would compute as well; they live as long as the program.
-fn script(text: &'static str) -> &'static Script {
-    use std::sync::OnceLock;
-    static READ_SCRIPT: OnceLock<Script> = OnceLock::new();
-    static COMMIT_SCRIPT: OnceLock<Script> = OnceLock::new();
-    let cell = if text == READ { &READ_SCRIPT } else { &COMMIT_SCRIPT };
-    cell.get_or_init(|| Script { sha: sha1(text), text })
-}
-
-fn sha1(text: &str) -> &'static str {
+/// Scripts are known by the SHA-1 of their text.
+fn sha1(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
-    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    hex.leak()
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn strange() -> Error {

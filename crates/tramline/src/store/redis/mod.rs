@@ -55,8 +55,7 @@ use crate::model::id::Incarnation;
 use crate::store::catalog::CatalogCache;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use link::Link;
-use session::Session;
-use std::sync::Mutex;
+use session::{Numbers, Session};
 
 /// A store in Redis.
 #[derive(Debug)]
@@ -64,8 +63,7 @@ pub struct RedisStore {
     link: Link,
     options: RedisOptions,
     cache: CatalogCache,
-    /// The next number for a slice that this process has drawn, and how many are left.
-    numbers: Mutex<(i64, i64)>,
+    numbers: Numbers,
     /// Names this store among all that are open on the server.
     incarnation: Incarnation,
 }
@@ -83,7 +81,7 @@ impl RedisStore {
             link,
             options,
             cache: CatalogCache::default(),
-            numbers: Mutex::new((0, 0)),
+            numbers: Numbers::default(),
             incarnation: Incarnation::random(),
         };
         store.write(None, opening::mark).await?;

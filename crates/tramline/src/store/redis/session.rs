@@ -18,7 +18,7 @@ use crate::store::tally::Ended;
 use redis::Value;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What was read so far: replies, and the digests by which the server knows whether they still hold.
 pub(super) type Seen = HashMap<Command, (Value, Vec<u8>)>;
@@ -31,13 +31,33 @@ pub(super) struct Session<'a> {
     catalog: RefCell<Arc<Catalog>>,
     missing: RefCell<Vec<Command>>,
     writes: RefCell<Writes>,
-    /// The next number for a slice, and how many there are.
-    numbers: Cell<(i64, i64)>,
+    /// Numbers for slices that this process has drawn.
+    numbers: &'a Numbers,
     numbers_wanted: Cell<i64>,
     /// What ended in this step and may be items of tallies.
     ended: RefCell<Vec<Ended>>,
     /// What subscriptions will never see because of this step.
     drops: RefCell<Drops>,
+}
+
+/// Numbers that nobody else has: the next one, and how many are left.
+#[derive(Debug, Default)]
+pub(super) struct Numbers(Mutex<(i64, i64)>);
+
+impl Numbers {
+    /// Takes some, and gives the first. A step that begins anew takes others; nobody misses those.
+    fn take(&self, count: i64) -> Option<i64> {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, left) = *numbers;
+        (left >= count).then(|| {
+            *numbers = (next + count, left - count);
+            next
+        })
+    }
+
+    pub(super) fn fill(&self, first: i64, count: i64) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (first, count);
+    }
 }
 
 /// What a step changes, by key.
@@ -62,7 +82,7 @@ impl<'a> Session<'a> {
         now: Time,
         seen: &'a Seen,
         catalog: Arc<Catalog>,
-        numbers: (i64, i64),
+        numbers: &'a Numbers,
     ) -> Session<'a> {
         Session {
             now,
@@ -71,7 +91,7 @@ impl<'a> Session<'a> {
             catalog: RefCell::new(catalog),
             missing: RefCell::default(),
             writes: RefCell::default(),
-            numbers: Cell::new(numbers),
+            numbers,
             numbers_wanted: Cell::new(0),
             ended: RefCell::default(),
             drops: RefCell::default(),
@@ -267,14 +287,11 @@ impl<'a> Session<'a> {
 
     /// Numbers for slices. They only have to be new, so every process draws many at a time, outside of its steps.
     pub(super) fn slice_numbers(&self, count: usize) -> Result<i64> {
-        let (next, left) = self.numbers.get();
-        let count = count as i64;
-        self.numbers_wanted.set(self.numbers_wanted.get() + count);
-        if count > left {
-            return Err(unread());
-        }
-        self.numbers.set((next + count, left - count));
-        Ok(next)
+        let first = self.numbers.take(count as i64);
+        first.ok_or_else(|| {
+            self.numbers_wanted.set(count as i64);
+            unread()
+        })
     }
 
     /// Says that all of these will be read, so that they are read together.

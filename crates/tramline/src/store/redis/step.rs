@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use redis::Value;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How often a step begins anew, and how often it waits for somebody else's turn: longer than a turn lasts.
@@ -60,10 +60,13 @@ impl RedisStore {
             }
             // Again and again: a turn may have ended meanwhile.
             if overtaken >= PATIENCE {
-                my_turn |= self.take_turn(&name).await?;
+                my_turn |= self.take_turn(&name).await.unwrap_or(false);
             }
         }
-        Err(Error::unavailable("a step in Redis was overtaken too often", "try again; are too many at work on one thing?"))
+        Err(Error::unavailable(
+            "a step in Redis was overtaken too often",
+            "try again; are too many at work on one thing?",
+        ))
     }
 
     /// One step that only reads, and may see what is written meanwhile.
@@ -88,18 +91,17 @@ impl RedisStore {
     ) -> Result<Tried<T>> {
         let mut seen = Seen::new();
         let (time, catalog) = self.begin(&mut seen, self.first_reads(now, step)).await?;
-        let mut numbers = (0, 0);
         for trips in 0..TRIPS {
             let session =
-                Session::new(&self.options.name, now.unwrap_or(time), &seen, catalog.clone(), numbers);
+                Session::new(&self.options.name, now.unwrap_or(time), &seen, catalog.clone(), &self.numbers);
             let result = step(&session).and_then(|value| session.finish().map(|_| value));
             let left = session.leave();
             if !left.missing.is_empty() {
                 self.fetch(&mut seen, left.missing).await?;
                 continue;
             }
-            if left.numbers_wanted > numbers.1 {
-                numbers = self.slice_numbers(left.numbers_wanted).await?;
+            if left.numbers_wanted > 0 {
+                self.draw_numbers(left.numbers_wanted).await?;
                 continue;
             }
             let writes = if result.is_ok() { left.writes.commands() } else { Vec::new() };
@@ -125,7 +127,7 @@ impl RedisStore {
     fn first_reads<T>(&self, now: Option<Time>, step: &impl Fn(&Session<'_>) -> Result<T>) -> Vec<Command> {
         let seen = Seen::new();
         let now = now.unwrap_or_default();
-        let session = Session::new(&self.options.name, now, &seen, self.cache.get(), (0, 0));
+        let session = Session::new(&self.options.name, now, &seen, self.cache.get(), &self.numbers);
         // It ends at the first thing that it has to know, or because there is nothing to do.
         drop(step(&session));
         session.leave().missing
@@ -147,7 +149,7 @@ impl RedisStore {
         let moment = self.link.read(&self.turn(), &commands).await?;
         seen.clear();
         seen.extend(commands.into_iter().zip(moment.replies));
-        let session = Session::new(&self.options.name, now, seen, Arc::default(), (0, 0));
+        let session = Session::new(&self.options.name, now, seen, Arc::default(), &self.numbers);
         let fresh = Arc::new(catalog::load(&session)?);
         self.cache.set(fresh.clone());
         // The version alone says whether the rest is still so.
@@ -173,7 +175,7 @@ impl RedisStore {
         Ok(())
     }
 
-    /// True if it is this step's turn now.
+    /// True if it is this step's turn now. A server that is full grants none.
     async fn take_turn(&self, name: &str) -> Result<bool> {
         let mut command = redis::cmd("SET");
         command.arg(self.turn()).arg(name).arg("NX").arg("PX").arg(TURN.as_millis() as u64);
@@ -187,27 +189,15 @@ impl RedisStore {
         }
     }
 
-    /// Numbers that nobody else has: the first, and how many.
-    async fn slice_numbers(&self, wanted: i64) -> Result<(i64, i64)> {
-        if let Some(taken) = self.take_numbers(wanted) {
-            return Ok(taken);
-        }
-        let count = wanted.max(NUMBERS);
+    /// Draws more numbers for slices, of which `wanted` are needed at once.
+    async fn draw_numbers(&self, wanted: i64) -> Result<()> {
+        let count = wanted + NUMBERS;
         let mut command = redis::cmd("INCRBY");
         command.arg(key(&self.options.name, "slices")).arg(count);
         let Value::Int(last) = self.link.send(&command, true).await? else {
             return Err(Error::unavailable("Redis gave no number", "see the server's log"));
         };
-        *self.numbers.lock().unwrap_or_else(PoisonError::into_inner) = (last - count + 1, count);
-        Ok(self.take_numbers(wanted).unwrap_or((0, 0)))
-    }
-
-    fn take_numbers(&self, wanted: i64) -> Option<(i64, i64)> {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, left) = *numbers;
-        (left >= wanted).then(|| {
-            *numbers = (next + wanted, left - wanted);
-            (next, wanted)
-        })
+        self.numbers.fill(last - count + 1, count);
+        Ok(())
     }
 }
