@@ -9,6 +9,7 @@
 
 pub mod in_process;
 pub mod mysql;
+pub(crate) mod outbox;
 pub mod postgres;
 pub mod redis;
 pub mod sqlite;

@@ -5,13 +5,13 @@
 
 use crate::engine::backoff::delay;
 use crate::model::id::{Incarnation, SubscriptionId};
-use crate::wake::{Bells, Listener, Wake};
+use crate::wake::outbox::Outbox;
+use crate::wake::{Listener, Wake};
 use sqlx::postgres::PgListener;
 use sqlx::{Connection, Executor, PgConnection};
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 /// The least time between two NOTIFYs of a process while hints keep coming: a busy emitter sends 200 a second and not
@@ -25,19 +25,6 @@ const IDS: usize = 350;
 pub struct Channel {
     outbox: Arc<Outbox>,
     tasks: [JoinHandle<()>; 2],
-}
-
-#[derive(Debug, Default)]
-struct Outbox {
-    bells: Bells,
-    pending: Mutex<Option<BTreeSet<SubscriptionId>>>,
-    filled: Notify,
-}
-
-impl Outbox {
-    fn is_filled(&self) -> bool {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
 }
 
 impl Channel {
@@ -61,10 +48,7 @@ impl Drop for Channel {
 
 impl Wake for Channel {
     fn notify(&self, subscriptions: &[SubscriptionId]) {
-        self.outbox.bells.ring(subscriptions);
-        let mut pending = self.outbox.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.get_or_insert_default().extend(subscriptions);
-        self.outbox.filled.notify_one();
+        self.outbox.notify(subscriptions);
     }
 
     fn listen(&self, to: SubscriptionId) -> Listener {
@@ -118,9 +102,7 @@ async fn send(url: String, channel: String, me: Incarnation, outbox: Arc<Outbox>
     let mut connection: Option<PgConnection> = None;
     let mut failures = 0;
     loop {
-        outbox.filled.notified().await;
-        let pending = outbox.pending.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(ids) = pending else { continue };
+        let ids = outbox.take().await;
         match tell(&url, &channel, me, &ids, &mut connection).await {
             Ok(()) => {
                 failures = 0;

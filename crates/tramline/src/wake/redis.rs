@@ -4,12 +4,12 @@
 use crate::engine::backoff::delay;
 use crate::model::id::{Incarnation, SubscriptionId};
 use crate::store::redis::RedisStore;
-use crate::wake::{Bells, Listener, Wake};
+use crate::wake::outbox::Outbox;
+use crate::wake::{Listener, Wake};
 use futures_util::StreamExt;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 /// The least time between two messages of a process while hints keep coming. A lone hint goes at once.
@@ -20,13 +20,6 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub struct Subscriber {
     outbox: Arc<Outbox>,
     tasks: [JoinHandle<()>; 2],
-}
-
-#[derive(Debug, Default)]
-struct Outbox {
-    bells: Bells,
-    pending: Mutex<Option<BTreeSet<SubscriptionId>>>,
-    filled: Notify,
 }
 
 impl Subscriber {
@@ -48,10 +41,7 @@ impl Drop for Subscriber {
 
 impl Wake for Subscriber {
     fn notify(&self, subscriptions: &[SubscriptionId]) {
-        self.outbox.bells.ring(subscriptions);
-        let mut pending = self.outbox.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.get_or_insert_default().extend(subscriptions);
-        self.outbox.filled.notify_one();
+        self.outbox.notify(subscriptions);
     }
 
     fn listen(&self, to: SubscriptionId) -> Listener {
@@ -102,13 +92,13 @@ async fn hear(
 /// Sends what has gathered, one message at a time. A lost hint is repaired by the slow poll of whoever waits.
 async fn send(store: Arc<RedisStore>, me: Incarnation, outbox: Arc<Outbox>) {
     loop {
-        outbox.filled.notified().await;
-        let pending = outbox.pending.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(ids) = pending else { continue };
+        let ids = outbox.take().await;
         if let Err(error) = store.publish(&text(me, &ids)).await {
             tracing::debug!(error = %error, "a wake-up could not be sent");
         }
-        tokio::time::sleep(PAUSE).await;
+        if outbox.is_filled() {
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::bed::Server;
 use tramline::error::Kind;
-use tramline::store::Store;
 use tramline::store::verbs::PutTopic;
 
 #[tokio::test]

@@ -65,14 +65,13 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
 
 /// Says what every claim reads first.
 fn expect(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
-    let mut reads: Vec<Command> = vec![hgetall(&rules_key(session, id)), hgetall(&session.key("consumed"))];
+    let reads: Vec<Command> = vec![hgetall(&rules_key(session, id)), hgetall(&session.key("consumed"))];
     if policy.is_ordered() {
-        reads.push(hgetall(&lanes_key(session, id)));
-        return session.expect(reads);
+        let read = session.expect(reads);
+        return session.loosely(|| session.expect([hgetall(&lanes_key(session, id))])).and(read);
     }
     let read = session.expect(reads);
-    expect_entries(session, id, STATES.map(|state| (from_rank(state, 0), 1)))?;
-    read
+    session.loosely(|| expect_entries(session, id, STATES.map(|state| (from_rank(state, 0), 1)))).and(read)
 }
 
 /// The states that a claim without order looks at.
@@ -118,7 +117,7 @@ fn unordered(
 ) -> Result<()> {
     let (now, id) = (session.now, claim.subscription);
     raw.until = taker.until;
-    expect_due(session, id)?;
+    session.loosely(|| expect_due(session, id))?;
     expire_leases(session, id, policy, &[State::Leased, State::Consumed])?;
     let mut changes = Changes::default();
     let suspects = due(session, id, State::Suspect, now, 1)?;
@@ -181,7 +180,8 @@ pub(super) struct Interrupted {
     pub(super) more: bool,
 }
 
-/// Due slices of one state, by priority and time, until they hold `events` events.
+/// Due slices of one state, by priority and time, until they hold `events` events. Others may take them meanwhile: whoever wants one
+/// reads it.
 pub(super) fn due(
     session: &Session<'_>,
     id: SubscriptionId,
@@ -196,7 +196,7 @@ pub(super) fn due(
         let columns = [state as i64, 0, first.rank];
         let (mut from, to) = due_range(state, first.rank, now);
         while count < events && first.pos <= now.0 {
-            let page = entries(session, id, (from.clone(), to.clone()), PAGE)?;
+            let page = session.loosely(|| entries(session, id, (from.clone(), to.clone()), PAGE))?;
             let is_last = page.len() < PAGE;
             for entry in page {
                 if count >= events {
@@ -221,7 +221,7 @@ pub(super) fn first_from(
     state: State,
     rank: i64,
 ) -> Result<Option<Entry>> {
-    Ok(entries(session, id, from_rank(state, rank), 1)?.pop())
+    session.loosely(|| Ok(entries(session, id, from_rank(state, rank), 1)?.pop()))
 }
 
 fn from_rank(state: State, rank: i64) -> (Vec<u8>, Vec<u8>) {

@@ -41,17 +41,16 @@ pub(super) fn stats(session: &Session<'_>, id: SubscriptionId, from: &[u8]) -> R
     let mut counts = Counts::default();
     let mut oldest: Option<Time> = None;
     let found = entries(session, id, (from.to_vec(), Tuple::new().end()), PAGE)?;
-    for slice in load(session, &found)? {
-        let status = slice.status(now, held.contains(&slice.lane));
-        counts.add(status, u64::from(slice.mask.count()));
+    for entry in &found {
+        let state = State::from_i16(entry.state as i16).unwrap_or(State::Dead);
+        let ordered = entry.lane != LaneId::UNORDERED;
+        let status = state.status(ordered, entry.due_at, now, held.contains(&entry.lane));
+        counts.add(status, u64::from(entry.events));
         if status == Status::Ready {
-            oldest = Some(oldest.map_or(slice.due_at, |oldest| oldest.min(slice.due_at)));
+            oldest = Some(oldest.map_or(entry.due_at, |oldest| oldest.min(entry.due_at)));
         }
     }
-    let end = |last: &Entry| {
-        let columns = [last.state, last.lane.0, last.rank, last.pos, last.chunk.0, last.id.0];
-        Tuple::new().with(&columns).end()
-    };
+    let end = |last: &Entry| Tuple::new().with(&last.columns()).end();
     let next = found.last().filter(|_| found.len() == PAGE).map(end);
     Ok(Counted { stats: Stats { counts, oldest_ready_at: oldest, rules: rules(session, id)? }, next })
 }

@@ -2,10 +2,10 @@
 
 use super::catalog::backfill_cursor;
 use super::rows::{
-    Entry, apply, entries, expect_all, expect_chunks, expect_entries, expect_marks, gaps, lanes, load,
-    one_chunk, parked, slices_with, write_lane,
+    Entry, apply, entries, expect_all, expect_chunks, expect_entries, expect_marks, gaps, lanes, lanes_key,
+    load, one_chunk, one_lane, parked, slices_with, write_lane,
 };
-use super::session::Session;
+use super::session::{Session, hget};
 use super::tuple::Tuple;
 use crate::error::Result;
 use crate::model::event::StoredEvent;
@@ -36,10 +36,19 @@ pub(super) fn claim(
     raw: &mut RawClaim,
 ) -> Result<()> {
     raw.until = taker.until;
-    for (lane, mut ready) in oldest_work(session, claim)? {
+    let id = claim.subscription;
+    let chosen = session.loosely(|| oldest_work(session, claim))?;
+    expect_work(session, id, &chosen)?;
+    for work in chosen {
         if taker.is_full() {
             return Ok(());
         }
+        let open = |lane: &Lane| lane.is_open_to(claim.owner, &claim.known, session.now);
+        let Some(lane) = one_lane(session, id, work.lane.lane)?.filter(open) else { continue };
+        let mut ready = match work.ready.last() {
+            Some(last) => until(ready(session, id, lane.lane, work.quota)?, last.chunk),
+            None => Vec::new(),
+        };
         let mut view = LaneView::new(lane.clone());
         let mut changes = Changes::default();
         if view.lane.is_lapsed(claim.owner, &claim.known, session.now) {
@@ -57,7 +66,7 @@ pub(super) fn claim(
         }
     }
     if !taker.is_full() {
-        let next = next_due(session, claim.subscription)?;
+        let next = session.loosely(|| next_due(session, id))?;
         raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
     Ok(())
@@ -167,46 +176,75 @@ fn take_from(
     Ok(false)
 }
 
-/// Lanes, each with its ready slices.
-type Work = Vec<(Lane, Vec<Slice>)>;
+/// A lane to take from, and what of its ready slices is to be taken.
+struct Work {
+    lane: Lane,
+    /// How many events are looked for.
+    quota: u32,
+    ready: Vec<Entry>,
+    /// It has something else to give, or its lease has ended.
+    urgent: bool,
+}
+
+/// Says what will be read of these lanes: they were looked at loosely, and what is taken has to be so.
+fn expect_work(session: &Session<'_>, id: SubscriptionId, chosen: &[Work]) -> Result<()> {
+    let lanes = chosen.iter().map(|work| work.lane.lane);
+    let rows = lanes.clone().map(|lane| hget(&lanes_key(session, id), lane.to_string().as_bytes()));
+    let mut read = session.expect(rows);
+    let mut ranges: Vec<_> = lanes
+        .flat_map(|lane| {
+            [State::Suspect, State::Waiting].map(|state| Tuple::new().with(&[state as i64, lane.0]))
+        })
+        .map(|first| (first.all(), 1))
+        .collect();
+    for work in chosen.iter().filter(|work| !work.ready.is_empty()) {
+        ranges.push((ready_range(session, id, work.lane.lane)?, PAGE));
+    }
+    read = expect_entries(session, id, ranges).and(read);
+    expect_all(session, chosen.iter().flat_map(|work| &work.ready), true).and(read)
+}
+
+fn until(mut slices: Vec<Slice>, last: ChunkId) -> Vec<Slice> {
+    slices.retain(|slice| slice.chunk <= last);
+    slices
+}
 
 /// The lanes to take from, the worker's own before others, each with its ready slices.
-fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Work> {
+fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<Work>> {
     let mut wanted = claim.max_events;
     let mut work = Vec::new();
     for lanes in candidates(session, claim)?
-        .chunk_by(|a, b| claim.share.prefers(a.lane) == claim.share.prefers(b.lane))
+        .chunk_by(|a, b| claim.share.prefers(a.0.lane) == claim.share.prefers(b.0.lane))
     {
-        let (found, events) = in_step(session, lanes, wanted)?;
+        let (found, events) = in_step(session, claim.subscription, lanes, wanted)?;
         work.extend(found);
         wanted = wanted.saturating_sub(events);
     }
+    work.retain(|work| work.urgent || !work.ready.is_empty());
     Ok(work)
 }
 
 /// The ready slices of lanes, up to the chunk at which all of them together hold what is wanted, and how many due events
 /// that is. Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
-fn in_step(session: &Session<'_>, lanes: &[Lane], wanted: u32) -> Result<(Work, u32)> {
-    let quota = (wanted as usize).div_ceil(lanes.len()).max(1) as u32;
-    let each = quota.saturating_mul(2).min(wanted);
-    if let Some(Lane { subscription, .. }) = lanes.first() {
-        let mut pages = Vec::with_capacity(lanes.len());
-        for lane in lanes {
-            pages.push((ready_range(session, *subscription, lane.lane)?, PAGE));
-        }
-        expect_entries(session, *subscription, pages)?;
+fn in_step(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    lanes: &[(Lane, bool)],
+    wanted: u32,
+) -> Result<(Vec<Work>, u32)> {
+    let quota = ((wanted as usize).div_ceil(lanes.len()).max(1) as u32).saturating_mul(2).min(wanted);
+    let mut pages = Vec::with_capacity(lanes.len());
+    for (lane, _) in lanes {
+        pages.push((ready_range(session, id, lane.lane)?, PAGE));
     }
-    let mut found = Vec::with_capacity(lanes.len());
-    for lane in lanes {
-        found.push(ready_entries(session, lane.subscription, lane.lane, each)?);
-    }
-    expect_all(session, found.iter().flatten(), true)?;
+    expect_entries(session, id, pages)?;
     let mut work = Vec::with_capacity(lanes.len());
-    for (lane, found) in lanes.iter().zip(found) {
-        work.push((lane.clone(), load(session, &found)?));
+    for (lane, urgent) in lanes {
+        let ready = ready_entries(session, id, lane.lane, quota)?;
+        work.push(Work { lane: lane.clone(), quota, ready, urgent: *urgent });
     }
-    let ready = work.iter().flat_map(|(_, ready)| ready).filter(|slice| slice.due_at <= session.now);
-    let mut chunks: Vec<(ChunkId, u32)> = ready.map(|slice| (slice.chunk, slice.mask.count())).collect();
+    let ready = work.iter().flat_map(|work| &work.ready).filter(|entry| entry.due_at <= session.now);
+    let mut chunks: Vec<(ChunkId, u32)> = ready.map(|entry| (entry.chunk, entry.events)).collect();
     chunks.sort_unstable();
     let mut events = 0;
     let last = chunks.into_iter().find(|(_, count)| {
@@ -214,7 +252,7 @@ fn in_step(session: &Session<'_>, lanes: &[Lane], wanted: u32) -> Result<(Work, 
         events >= wanted
     });
     if let Some((last, _)) = last {
-        work.iter_mut().for_each(|(_, ready)| ready.retain(|slice| slice.chunk <= last));
+        work.iter_mut().for_each(|work| work.ready.retain(|entry| entry.chunk <= last));
     }
     Ok((work, events))
 }
@@ -231,15 +269,16 @@ fn first_of(session: &Session<'_>, id: SubscriptionId, state: State, lane: LaneI
 }
 
 /// Open lanes with something to do, preferred ones first, beginning at another one every time. Whoever takes a suspect takes
-/// nothing else, so lanes that may have one come before all others.
-fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
+/// nothing else, so lanes that may have one come before all others. Each with whether it has more than ready slices to offer.
+fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, bool)>> {
     let all = lanes(session, claim.subscription)?;
     let states = [State::Ready, State::Waiting, State::Suspect];
     let first = |lane: &Lane, state: State| (Tuple::new().with(&[state as i64, lane.lane.0]).all(), 1);
     let probes = all.iter().flat_map(|lane| states.map(|state| first(lane, state)));
     expect_entries(session, claim.subscription, probes)?;
     let mut busy = lanes_with(session, &all, State::Ready)?;
-    busy.extend(lanes_with(session, &all, State::Waiting)?);
+    let waiting = lanes_with(session, &all, State::Waiting)?;
+    busy.extend(&waiting);
     let suspect = lanes_with(session, &all, State::Suspect)?;
     busy.extend(&suspect);
     let lapsed = |lane: &Lane| lane.is_lapsed(claim.owner, &claim.known, session.now);
@@ -260,7 +299,8 @@ fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Lane>> {
     if claim.suspects == Suspects::TakeOne {
         own.sort_by_key(|lane| !suspect.contains(&lane.lane) && !lapsed(lane));
     }
-    Ok(own)
+    let urgent = |lane: &Lane| waiting.contains(&lane.lane) || suspect.contains(&lane.lane) || lapsed(lane);
+    Ok(own.into_iter().map(|lane| (lane.clone(), urgent(&lane))).collect())
 }
 
 fn rotate(lanes: &mut [Lane], now: Time) {

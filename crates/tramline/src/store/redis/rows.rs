@@ -25,31 +25,48 @@ pub(super) struct Entry {
     pub(super) chunk: ChunkId,
     pub(super) id: SliceId,
     pub(super) events: u32,
+    pub(super) due_at: Time,
 }
 
 impl Entry {
     pub(super) fn read(member: &[u8]) -> Entry {
         let mut columns = Columns(member);
-        Entry {
+        let mut entry = Entry {
             state: columns.number(),
             lane: LaneId(columns.number()),
             rank: columns.number(),
             pos: columns.number(),
             chunk: ChunkId(columns.number()),
             id: SliceId(columns.number()),
-            events: columns.load().first().copied().map_or(0, u32::from),
-        }
+            events: 0,
+            due_at: Time(0),
+        };
+        let mut load = Columns(columns.load());
+        entry.events = load.number() as u32;
+        entry.due_at = if load.load().is_empty() { Time(entry.pos) } else { Time(load.number()) };
+        entry
+    }
+
+    /// Where it is in the index.
+    pub(super) fn columns(&self) -> [i64; 6] {
+        [self.state, self.lane.0, self.rank, self.pos, self.chunk.0, self.id.0]
     }
 }
 
-/// The one index over the slices of a subscription: state, lane, rank, pos, chunk, number. It carries how many events there are.
+/// The one index over the slices of a subscription: state, lane, rank, pos, chunk, number. It carries how many events there are, and
+/// when they are due unless that is `pos`.
 pub(super) fn index(session: &Session<'_>, subscription: SubscriptionId) -> Vec<u8> {
     session.key(&format!("i:{subscription}"))
 }
 
 fn member(slice: &Slice) -> Vec<u8> {
-    let columns = [slice.state as i64, slice.lane.0, slice.rank, slice.pos(), slice.chunk.0, slice.id.0];
-    Tuple::new().with(&columns).carrying(&[slice.mask.count() as u8])
+    let carried = Tuple::new().with(&[i64::from(slice.mask.count())]);
+    let carried = if slice.pos() == slice.due_at.0 { carried } else { carried.with(&[slice.due_at.0]) };
+    Tuple::new().with(&columns_of(slice)).carrying(&carried.bytes())
+}
+
+fn columns_of(slice: &Slice) -> [i64; 6] {
+    [slice.state as i64, slice.lane.0, slice.rank, slice.pos(), slice.chunk.0, slice.id.0]
 }
 
 /// The slices of a chunk, in all subscriptions.
@@ -172,12 +189,13 @@ pub(super) fn expect_all<'e>(
     session.expect(entries.flat_map(reads))
 }
 
-/// The slices behind entries, read together.
+/// The slices behind entries, read together. What has moved since the index was read is left out.
 pub(super) fn load(session: &Session<'_>, entries: &[Entry]) -> Result<Vec<Slice>> {
     expect_all(session, entries.iter(), false)?;
     let mut slices = Vec::with_capacity(entries.len());
     for entry in entries {
-        slices.extend(one_slice(session, entry.chunk, entry.id)?);
+        let slice = one_slice(session, entry.chunk, entry.id)?;
+        slices.extend(slice.filter(|slice| columns_of(slice) == entry.columns()));
     }
     Ok(slices)
 }

@@ -30,6 +30,8 @@ pub(super) struct Session<'a> {
     seen: &'a Seen,
     catalog: RefCell<Arc<Catalog>>,
     missing: RefCell<Vec<Command>>,
+    /// What is read now need not stay so.
+    loose: Cell<bool>,
     writes: RefCell<Writes>,
     /// Numbers for slices that this process has drawn.
     numbers: &'a Numbers,
@@ -90,6 +92,7 @@ impl<'a> Session<'a> {
             seen,
             catalog: RefCell::new(catalog),
             missing: RefCell::default(),
+            loose: Cell::new(false),
             writes: RefCell::default(),
             numbers,
             numbers_wanted: Cell::new(0),
@@ -298,11 +301,32 @@ impl<'a> Session<'a> {
     pub(super) fn expect(&self, commands: impl IntoIterator<Item = Command>) -> Result<()> {
         let mut missing = self.missing.borrow_mut();
         let before = missing.len();
-        missing.extend(commands.into_iter().filter(|command| !self.seen.contains_key(command)));
+        let commands = commands.into_iter().map(|command| self.as_read(command));
+        missing.extend(commands.filter(|command| !self.seen.contains_key(command)));
         if missing.len() > before { Err(unread()) } else { Ok(()) }
     }
 
+    /// Looks at what need not stay so until the step ends, such as where there may be work. Whoever acts on it reads again what it
+    /// acts on.
+    pub(super) fn loosely<T>(&self, look: impl FnOnce() -> Result<T>) -> Result<T> {
+        let before = self.loose.replace(true);
+        let seen = look();
+        self.loose.set(before);
+        seen
+    }
+
+    /// The server does not care how a command is spelled; in small letters, it is not checked again.
+    fn as_read(&self, command: Command) -> Command {
+        if !self.loose.get() || self.seen.contains_key(&command) {
+            return command;
+        }
+        let mut command = command;
+        command.iter_mut().take(1).for_each(|word| word.make_ascii_lowercase());
+        command
+    }
+
     fn ask(&self, command: Command) -> Result<Option<&Value>> {
+        let command = self.as_read(command);
         match self.seen.get(&command) {
             Some((value, _)) => Ok(Some(value)),
             None => {
@@ -401,9 +425,9 @@ pub(super) fn get(key: &[u8]) -> Command {
     vec![b"GET".to_vec(), key.to_vec()]
 }
 
-/// True for what is read once and never again: values that never change.
-pub(super) fn is_constant(command: &Command) -> bool {
-    command.first().is_some_and(|word| word == b"GET")
+/// True for what has to be as it was when the step ends: all but values that never change, and what was looked at loosely.
+pub(super) fn is_checked(command: &Command) -> bool {
+    command.first().is_some_and(|word| word != b"GET" && word.first().is_some_and(u8::is_ascii_uppercase))
 }
 
 fn range(index: &[u8], from: &[u8], to: &[u8], limit: usize, back: bool) -> Command {

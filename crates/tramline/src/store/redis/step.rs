@@ -3,7 +3,7 @@
 use super::RedisStore;
 use super::catalog;
 use super::link::{Command, Ended};
-use super::session::{Seen, Session, hget, is_constant, key};
+use super::session::{Seen, Session, hget, is_checked, key};
 use crate::error::{Error, Result};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
@@ -111,7 +111,7 @@ impl RedisStore {
             };
             let reads: Vec<(&Command, &[u8])> = seen
                 .iter()
-                .filter(|(command, _)| !is_constant(command))
+                .filter(|(command, _)| is_checked(command))
                 .map(|(command, (_, digest))| (command, &digest[..]))
                 .collect();
             return Ok(match self.link.commit(&self.turn(), name, &reads, &writes).await? {
