@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed test says where")]
 
 mod bed;
+mod cluster;
 mod crowd;
 mod memory;
 mod opening;
