@@ -5,7 +5,8 @@ use super::compact::compact;
 use super::link::Command;
 use super::order;
 use super::rows::{
-    Entry, apply, entries, expect_all, expect_chunks, expect_entries, lanes_key, load, one_chunk,
+    Entry, FIRST_CHUNKS, apply, entries, expect_all, expect_chunks, expect_entries, lanes_key, load,
+    one_chunk,
 };
 use super::session::{Session, hgetall};
 use super::tuple::Tuple;
@@ -130,7 +131,7 @@ fn unordered(
         _ => {}
     }
     let ready = due(session, id, State::Ready, now, taker.events)?;
-    expect_all(session, ready.iter(), true)?;
+    expect_all(session, ready.iter(), FIRST_CHUNKS)?;
     raw.slices = take(load(session, &ready)?, taker, &mut changes);
     apply(session, id, &changes)?;
     if !taker.is_full() {

@@ -4,8 +4,9 @@
 //! It is optimistic: what it reads is read at a few moments (`scripts/read.lua`), what it writes is kept, and at its end one script
 //! (`scripts/commit.lua`) reads all of it again on the server, compares, and writes only if nothing has changed. So every step is
 //! one script that checks everything before its first write; it happens or it does not, and it sees one state of the store. A step
-//! that was overtaken begins anew; one that was overtaken too often takes the *turn*, and everybody else waits for it. Deciding in Lua
-//! would save a round trip and repeat all decisions of `plan` in a second language.
+//! that was overtaken begins anew; one that was overtaken too often takes the *turn*, and everybody else waits for it. What only says where
+//! there may be work is looked at loosely, and not compared: claims get into each other's way only if they take the same. Deciding in
+//! Lua would save a round trip and repeat all decisions of `plan` in a second language.
 //!
 //! How rows are kept. A hash is a table; a sorted set whose members are tuples that sort bytewise is an index (`tuple`). A chunk is one
 //! value, the slices of a chunk are one small hash, and every subscription has one index over its slices, as in SQL.

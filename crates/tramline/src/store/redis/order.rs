@@ -2,8 +2,8 @@
 
 use super::catalog::backfill_cursor;
 use super::rows::{
-    Entry, apply, entries, expect_all, expect_chunks, expect_entries, expect_marks, gaps, lanes, lanes_key,
-    load, one_chunk, one_lane, parked, slices_with, write_lane,
+    Entry, FIRST_CHUNKS, apply, entries, expect_all, expect_chunks, expect_entries, expect_marks, gaps,
+    lanes, lanes_key, load, one_chunk, one_lane, parked, slices_with, write_lane,
 };
 use super::session::{Session, hget};
 use super::tuple::Tuple;
@@ -201,7 +201,7 @@ fn expect_work(session: &Session<'_>, id: SubscriptionId, chosen: &[Work]) -> Re
         ranges.push((ready_range(session, id, work.lane.lane)?, PAGE));
     }
     read = expect_entries(session, id, ranges).and(read);
-    expect_all(session, chosen.iter().flat_map(|work| &work.ready), true).and(read)
+    expect_all(session, chosen.iter().flat_map(|work| &work.ready), FIRST_CHUNKS).and(read)
 }
 
 fn until(mut slices: Vec<Slice>, last: ChunkId) -> Vec<Slice> {

@@ -175,23 +175,26 @@ pub(super) fn expect_entries(
     session.expect_ranges(&index(session, subscription), ranges)
 }
 
-/// Says that the slices behind entries will be read, and with `whole` also their chunks.
+/// Says that the slices behind entries will be read, and the first of their chunks. Of all chunks nobody knows yet what they weigh.
 pub(super) fn expect_all<'e>(
     session: &Session<'_>,
-    entries: impl Iterator<Item = &'e Entry>,
-    whole: bool,
+    entries: impl Iterator<Item = &'e Entry> + Clone,
+    chunks: usize,
 ) -> Result<()> {
-    let reads = |entry: &Entry| {
-        let slice = hget(&slices_key(session, entry.chunk), &field(entry.id));
-        let chunk = get(&chunk_key(session, entry.chunk));
-        std::iter::once(slice).chain(Some(chunk).filter(|_| whole))
-    };
-    session.expect(entries.flat_map(reads))
+    let mut first: Vec<ChunkId> = entries.clone().map(|entry| entry.chunk).collect();
+    first.sort_unstable();
+    first.dedup();
+    let chunks = first.iter().take(chunks).map(|chunk| get(&chunk_key(session, *chunk)));
+    let slices = entries.map(|entry| hget(&slices_key(session, entry.chunk), &field(entry.id)));
+    session.expect(slices.chain(chunks))
 }
+
+/// How many chunks a claim reads before it knows what it takes.
+pub(super) const FIRST_CHUNKS: usize = 16;
 
 /// The slices behind entries, read together. What has moved since the index was read is left out.
 pub(super) fn load(session: &Session<'_>, entries: &[Entry]) -> Result<Vec<Slice>> {
-    expect_all(session, entries.iter(), false)?;
+    expect_all(session, entries.iter(), 0)?;
     let mut slices = Vec::with_capacity(entries.len());
     for entry in entries {
         let slice = one_slice(session, entry.chunk, entry.id)?;

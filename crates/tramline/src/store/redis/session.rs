@@ -62,10 +62,13 @@ impl Numbers {
     }
 }
 
+/// Fields of a hash as they become; `None`: they go.
+type Fields = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
 /// What a step changes, by key.
 #[derive(Debug, Default)]
 pub(super) struct Writes {
-    fields: BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, Option<Vec<u8>>>>,
+    fields: BTreeMap<Vec<u8>, Fields>,
     members: BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, bool>>,
     blobs: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     sums: BTreeMap<(Vec<u8>, Vec<u8>), i64>,

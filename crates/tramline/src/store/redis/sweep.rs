@@ -97,7 +97,7 @@ impl RedisStore {
         wake.extend(self.read(now, backfills).await?);
         swept.wake = wake.into_iter().collect();
         // First what was deleted: it may be all that keeps chunks past their retention.
-        swept.more |= self.in_steps(now, sweep.limit, |session, limit| erase::erase(session, limit)).await?;
+        swept.more |= self.in_steps(now, sweep.limit, erase::erase).await?;
         swept.chunks = self.retire(now, sweep.limit).await?;
         swept.more |= swept.chunks >= u64::from(sweep.limit);
         self.write(now, |session: &Session<'_>| expire_entries(session, sweep.limit.min(STEP) as usize))

@@ -109,7 +109,7 @@ fn clear_removed(session: &Session<'_>) -> Result<bool> {
     let found = session.range(&session.key(rows::IDLE), range, REMOVALS)?;
     let id = |member: &Vec<u8>| {
         let mut columns = Columns(member);
-        (columns.number(), columns.number());
+        let _state_and_time = (columns.number(), columns.number());
         TallyId(columns.number())
     };
     let removed: Vec<TallyId> = found.iter().map(id).collect();
