@@ -3,7 +3,7 @@
 use super::erase;
 use super::link::{Command, text};
 use super::pack::damaged;
-use super::rows::{lanes, lanes_key, logged, write_lane};
+use super::rows::{Logged, lanes, lanes_key, logged, write_lane};
 use super::session::{Session, key, number};
 use super::tuple::{Columns, Tuple};
 use crate::error::Result;
@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How many chunks are looked at in one reading for the first one of a time.
+/// How many entries of the audit go in one step.
 const PAGE: usize = 1_000;
 
 /// A topic as it is stored.
@@ -286,19 +286,24 @@ fn free(subscription: SubscriptionId, lane: LaneId) -> Lane {
     Lane { subscription, lane, owner: None, epoch: 0, until: zero, halted_until: zero, leased: 0, marks: 0 }
 }
 
-/// The first chunk of a topic that was emitted at a time or later.
+/// The first chunk of a topic that was emitted at a time or later. Chunks ascend in time, so halving finds it in a few looks however
+/// many there are.
 fn first_at(session: &Session<'_>, topic: TopicId, time: Time) -> Result<Option<i64>> {
-    let mut from = 0;
-    loop {
-        let page = logged(session, topic, from, i64::MAX, PAGE)?;
-        if let Some(first) = page.iter().find(|logged| logged.emitted_at >= time) {
-            return Ok(Some(first.chunk.0));
-        }
-        match page.last() {
-            Some(last) if page.len() == PAGE => from = last.chunk.0 + 1,
-            _ => return Ok(None),
+    let next = |from: i64| -> Result<Option<Logged>> { Ok(logged(session, topic, from, i64::MAX, 1)?.pop()) };
+    let Some(first) = next(0)? else { return Ok(None) };
+    if first.emitted_at >= time {
+        return Ok(Some(first.chunk.0));
+    }
+    // What is at `early` was emitted before; nothing from `late` on was.
+    let (mut early, mut late) = (first.chunk.0, session.draw("chunk", 0)?);
+    while late - early > 1 {
+        let middle = early + (late - early) / 2;
+        match next(middle)? {
+            Some(found) if found.emitted_at < time => early = found.chunk.0,
+            _ => late = middle,
         }
     }
+    Ok(next(late)?.map(|found| found.chunk.0))
 }
 
 /// All that a subscription still had to do of a topic is to go.

@@ -33,8 +33,8 @@ pub(super) struct Session<'a> {
     /// What is read now need not stay so.
     loose: Cell<bool>,
     writes: RefCell<Writes>,
-    /// Numbers for slices that this process has drawn.
-    numbers: &'a Numbers,
+    draws: &'a Draws<'a>,
+    drawn: Cell<usize>,
     numbers_wanted: Cell<i64>,
     /// What ended in this step and may be items of tallies.
     ended: RefCell<Vec<Ended>>,
@@ -47,7 +47,7 @@ pub(super) struct Session<'a> {
 pub(super) struct Numbers(Mutex<(i64, i64)>);
 
 impl Numbers {
-    /// Takes some, and gives the first. A step that begins anew takes others; nobody misses those.
+    /// Takes some, and gives the first.
     fn take(&self, count: i64) -> Option<i64> {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (next, left) = *numbers;
@@ -59,6 +59,31 @@ impl Numbers {
 
     pub(super) fn fill(&self, first: i64, count: i64) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (first, count);
+    }
+}
+
+/// The numbers that a step has drawn. When it is run again it gets the same: what it reads may depend on them, and it has to come to
+/// the same again, else it would never have read enough.
+pub(super) struct Draws<'a> {
+    numbers: &'a Numbers,
+    /// How many were drawn each time, and the first of them.
+    drawn: Mutex<Vec<(i64, i64)>>,
+}
+
+impl<'a> Draws<'a> {
+    pub(super) fn new(numbers: &'a Numbers) -> Draws<'a> {
+        Draws { numbers, drawn: Mutex::default() }
+    }
+
+    fn get(&self, at: usize, count: i64) -> Option<i64> {
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, first)) = drawn.get(at).filter(|(before, _)| *before == count) {
+            return Some(*first);
+        }
+        drawn.truncate(at);
+        let first = self.numbers.take(count)?;
+        drawn.push((count, first));
+        Some(first)
     }
 }
 
@@ -87,7 +112,7 @@ impl<'a> Session<'a> {
         now: Time,
         seen: &'a Seen,
         catalog: Arc<Catalog>,
-        numbers: &'a Numbers,
+        draws: &'a Draws<'a>,
     ) -> Session<'a> {
         Session {
             now,
@@ -97,7 +122,8 @@ impl<'a> Session<'a> {
             missing: RefCell::default(),
             loose: Cell::new(false),
             writes: RefCell::default(),
-            numbers,
+            draws,
+            drawn: Cell::new(0),
             numbers_wanted: Cell::new(0),
             ended: RefCell::default(),
             drops: RefCell::default(),
@@ -293,7 +319,7 @@ impl<'a> Session<'a> {
 
     /// Numbers for slices. They only have to be new, so every process draws many at a time, outside of its steps.
     pub(super) fn slice_numbers(&self, count: usize) -> Result<i64> {
-        let first = self.numbers.take(count as i64);
+        let first = self.draws.get(self.drawn.replace(self.drawn.get() + 1), count as i64);
         first.ok_or_else(|| {
             self.numbers_wanted.set(count as i64);
             unread()

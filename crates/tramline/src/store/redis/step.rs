@@ -3,7 +3,7 @@
 use super::RedisStore;
 use super::catalog;
 use super::link::{Command, Ended};
-use super::session::{Seen, Session, hget, is_checked, key};
+use super::session::{Draws, Seen, Session, hget, is_checked, key};
 use crate::error::{Error, Result};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
@@ -21,7 +21,7 @@ const TURN: Duration = Duration::from_secs(2);
 /// How long somebody waits for another one's turn before looking again.
 const PAUSE: Duration = Duration::from_millis(2);
 /// How often one try may read more.
-const TRIPS: u32 = 100_000;
+const TRIPS: u32 = 1_000;
 /// How many numbers for slices a process draws at a time.
 const NUMBERS: i64 = 10_000;
 /// How much is read at one moment: a script has to end soon.
@@ -91,9 +91,10 @@ impl RedisStore {
     ) -> Result<Tried<T>> {
         let mut seen = Seen::new();
         let (time, catalog) = self.begin(&mut seen, self.first_reads(now, step)).await?;
+        let draws = Draws::new(&self.numbers);
         for trips in 0..TRIPS {
             let session =
-                Session::new(&self.options.name, now.unwrap_or(time), &seen, catalog.clone(), &self.numbers);
+                Session::new(&self.options.name, now.unwrap_or(time), &seen, catalog.clone(), &draws);
             let result = step(&session).and_then(|value| session.finish().map(|_| value));
             let left = session.leave();
             if !left.missing.is_empty() {
@@ -125,9 +126,9 @@ impl RedisStore {
 
     /// What a step reads first, found out by running it on nothing: so that is read together with the time and the catalogue.
     fn first_reads<T>(&self, now: Option<Time>, step: &impl Fn(&Session<'_>) -> Result<T>) -> Vec<Command> {
-        let seen = Seen::new();
+        let (seen, draws) = (Seen::new(), Draws::new(&self.numbers));
         let now = now.unwrap_or_default();
-        let session = Session::new(&self.options.name, now, &seen, self.cache.get(), &self.numbers);
+        let session = Session::new(&self.options.name, now, &seen, self.cache.get(), &draws);
         // It ends at the first thing that it has to know, or because there is nothing to do.
         drop(step(&session));
         session.leave().missing
@@ -149,7 +150,8 @@ impl RedisStore {
         let moment = self.link.read(&self.turn(), &commands).await?;
         seen.clear();
         seen.extend(commands.into_iter().zip(moment.replies));
-        let session = Session::new(&self.options.name, now, seen, Arc::default(), &self.numbers);
+        let draws = Draws::new(&self.numbers);
+        let session = Session::new(&self.options.name, now, seen, Arc::default(), &draws);
         let fresh = Arc::new(catalog::load(&session)?);
         self.cache.set(fresh.clone());
         // The version alone says whether the rest is still so.
