@@ -13,6 +13,7 @@ use crate::model::time::Time;
 use crate::plan::Changes;
 use crate::store::tally::Ended;
 use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A slice as its index knows it.
@@ -432,18 +433,7 @@ pub(super) fn apply(session: &Session<'_>, subscription: SubscriptionId, changes
         let member = Tuple::new().with(&[park.blocked_by.0, park.lane.0]).text(&park.key).bytes();
         session.enter(parked_index(session, subscription), member);
     }
-    for (lane, key, event) in &changes.gaps {
-        let mut known = gaps(session, subscription, *lane, key)?;
-        if let Err(at) = known.binary_search(event) {
-            known.insert(at, *event);
-            write_gaps(session, subscription, *lane, key, &known);
-        }
-    }
-    for (lane, key, event) in &changes.told {
-        let mut known = gaps(session, subscription, *lane, key)?;
-        known.retain(|gap| gap > event);
-        write_gaps(session, subscription, *lane, key, &known);
-    }
+    change_gaps(session, subscription, changes)?;
     for (chunk, id) in &changes.delete {
         delete_slice(session, *chunk, *id)?;
     }
@@ -451,6 +441,25 @@ pub(super) fn apply(session: &Session<'_>, subscription: SubscriptionId, changes
         write_slice(session, slice)?;
     }
     insert(session, &changes.insert)
+}
+
+/// Each key once, however many gaps it got: compaction may bring thousands.
+fn change_gaps(session: &Session<'_>, subscription: SubscriptionId, changes: &Changes) -> Result<()> {
+    let mut keys: BTreeMap<(LaneId, &str), (Vec<EventId>, EventId)> = BTreeMap::new();
+    for (lane, key, event) in &changes.gaps {
+        keys.entry((*lane, key)).or_default().0.push(*event);
+    }
+    for (lane, key, event) in &changes.told {
+        let told = &mut keys.entry((*lane, key)).or_default().1;
+        *told = (*told).max(*event);
+    }
+    for ((lane, key), (new, told)) in keys {
+        let mut known: BTreeSet<EventId> = gaps(session, subscription, lane, key)?.into_iter().collect();
+        known.extend(new);
+        let left: Vec<EventId> = known.into_iter().filter(|gap| *gap > told).collect();
+        write_gaps(session, subscription, lane, key, &left);
+    }
+    Ok(())
 }
 
 /// The parked slices of a key become ready again, or suspect if they had crashes. Keys of the same hash come along; the next claim
