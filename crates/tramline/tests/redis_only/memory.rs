@@ -16,6 +16,5 @@ async fn a_pending_event_of_a_hundred_bytes_takes_less_than_250() {
         emit(&store, events(BATCH)).await.unwrap();
     }
     let each = (server.figure("memory", "used_memory").await - before) / EVENTS as u64;
-    println!("{each} bytes per event");
     assert!(each < 250, "{each} bytes per event");
 }
