@@ -276,6 +276,15 @@ impl<'a> Session<'a> {
         self.expect(ranges.map(|((from, to), limit)| self.wanted(index, &from, &to, limit, false)))
     }
 
+    /// Says that the last member of each of these ranges will be read.
+    pub(super) fn expect_last(
+        &self,
+        index: &[u8],
+        ranges: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>,
+    ) -> Result<()> {
+        self.expect(ranges.into_iter().map(|(from, to)| self.wanted(index, &from, &to, 1, true)))
+    }
+
     /// Adds a member to an index.
     pub(super) fn enter(&self, index: Vec<u8>, member: Vec<u8>) {
         self.writes.borrow_mut().members.entry(index).or_default().insert(member, true);

@@ -21,7 +21,7 @@ const TURN: Duration = Duration::from_secs(2);
 /// How long somebody waits for another one's turn before looking again.
 const PAUSE: Duration = Duration::from_millis(2);
 /// How often one try may read more.
-const TRIPS: u32 = 1_000;
+const TRIPS: u32 = 100_000;
 /// How many numbers for slices a process draws at a time.
 const NUMBERS: i64 = 10_000;
 /// How much is read at one moment: a script has to end soon.

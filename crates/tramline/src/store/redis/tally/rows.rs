@@ -392,10 +392,28 @@ pub(super) fn part(session: &Session<'_>, id: PartId) -> Result<Option<Part>> {
     Ok(extent(session, id)?.and_then(|(added, _)| Part::untouched(added.count, id.part - added.first / PART)))
 }
 
-/// Says that these parts will be read.
-pub(super) fn expect_parts<'p>(session: &Session<'_>, parts: impl Iterator<Item = &'p PartId>) -> Result<()> {
-    let read = |id: &PartId| hget(&of(session, "tally_parts", id.tally), id.part.to_string().as_bytes());
-    session.expect(parts.map(read))
+/// Says that these parts will be read, sorted; and the additions of those that nobody has touched.
+pub(super) fn expect_parts<'p>(
+    session: &Session<'_>,
+    parts: impl Iterator<Item = &'p PartId> + Clone,
+) -> Result<()> {
+    let place = |id: &PartId| (of(session, "tally_parts", id.tally), id.part.to_string().into_bytes());
+    let read = |id: &PartId| {
+        let (key, field) = place(id);
+        hget(&key, &field)
+    };
+    session.expect(parts.clone().map(read))?;
+    let mut untouched: Vec<PartId> = Vec::new();
+    for id in parts {
+        let (key, field) = place(id);
+        untouched.extend(session.get(&key, &field)?.is_none().then_some(*id));
+    }
+    let mut expected = Ok(());
+    for of_tally in untouched.chunk_by(|a, b| a.tally == b.tally) {
+        let index = of(session, "tally_extents", of_tally[0].tally);
+        expected = session.expect_last(&index, of_tally.iter().map(|id| up_to(*id))).and(expected);
+    }
+    expected
 }
 
 /// Says that these tallies will be read.
@@ -406,9 +424,13 @@ pub(super) fn expect(session: &Session<'_>, tallies: impl Iterator<Item = TallyI
 /// The addition that a part belongs to, if it has the part, and whether it was of events. The last addition before it is the only one
 /// that can reach it.
 fn extent(session: &Session<'_>, id: PartId) -> Result<Option<(Added, bool)>> {
-    let range = (Tuple::new().bytes(), Tuple::new().with(&[id.part.cast_signed()]).end());
-    let found = session.range_back(&of(session, "tally_extents", id.tally), range, 1)?;
+    let found = session.range_back(&of(session, "tally_extents", id.tally), up_to(id), 1)?;
     found.first().map(|member| extent_of(member)).transpose()
+}
+
+/// The additions that begin with a part or before it.
+fn up_to(id: PartId) -> (Vec<u8>, Vec<u8>) {
+    (Tuple::new().bytes(), Tuple::new().with(&[id.part.cast_signed()]).end())
 }
 
 /// One item as it is; `None` if it was never added.
