@@ -6,6 +6,7 @@
 servers=       # directory with the data of this run's servers; empty until there is one
 as_server=()   # what to put before a command that runs as the servers' user
 pgbouncer_pid=
+nats_pid=
 
 install_missing() {
     local missing=()
@@ -15,6 +16,7 @@ install_missing() {
     needs pgbouncer pgbouncer
     needs mariadbd mariadb-server
     needs redis-server redis-server
+    needs nats-server nats-server
     [[ ${#missing[@]} -gt 0 ]] || return 0
     [[ $EUID -eq 0 ]] || fail "programs are missing; install them with: sudo apt-get install ${missing[*]}"
     echo "installing ${missing[*]}" >&2
@@ -31,11 +33,13 @@ start_servers() {
     start_mariadb
     start_redis
     start_redis_cluster
+    start_nats
 }
 
 stop_servers() {
     [[ -n $servers ]] || return 0
     stop_pgbouncer
+    stop_process "$nats_pid"
     if [[ -e $servers/postgres/postmaster.pid ]]; then
         "$servers/postgres-ctl" kill || true
     fi
@@ -170,10 +174,14 @@ pgbouncer_answers() {
 }
 
 stop_pgbouncer() {
-    [[ -n $pgbouncer_pid ]] || return 0
-    kill "$pgbouncer_pid" 2>/dev/null || true
-    wait "$pgbouncer_pid" 2>/dev/null || true
+    stop_process "$pgbouncer_pid"
     pgbouncer_pid=
+}
+
+stop_process() {
+    [[ -n $1 ]] || return 0
+    kill "$1" 2>/dev/null || true
+    wait "$1" 2>/dev/null || true
 }
 
 # Settings are the defaults, so that durability is tested by killing the server; only the sizes are those of a test.
@@ -300,6 +308,27 @@ stop_redis() {
         [[ -e $pid ]] || continue
         "${pid%.pid}-ctl" kill || true
     done
+}
+
+start_nats() {
+    local attempts=3
+    until choose_port && nats_answers; do
+        ((--attempts)) || fail "NATS does not start: $(tail -n 20 "$servers/nats.log")"
+    done
+    export TRAMLINE_TEST_NATS=nats://127.0.0.1:$port
+    echo "$(nats-server --version): $TRAMLINE_TEST_NATS" >&2
+}
+
+nats_answers() {
+    "${as_server[@]}" nats-server --addr 127.0.0.1 --port "$port" >"$servers/nats.log" 2>&1 &
+    nats_pid=$!
+    for _ in {1..50}; do
+        kill -0 "$nats_pid" 2>/dev/null || break
+        (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && return
+        sleep 0.1
+    done
+    stop_process "$nats_pid"
+    return 1
 }
 
 # Sets `port` to a free one, below the range from which outgoing connections take theirs: a server that is

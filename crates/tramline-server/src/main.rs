@@ -11,11 +11,13 @@ mod http;
 mod logs;
 mod migrate;
 mod serve;
+mod traces;
 
 use clap::{Parser, Subcommand};
 use config::LogFormat;
 use std::io::Write;
 use std::process::ExitCode;
+use traces::Tracing;
 
 /// Ordered events, work queues and worker pools on the database you already run.
 #[derive(Parser)]
@@ -67,11 +69,19 @@ async fn run(command: Command) -> Result<ExitCode, bench::BoxError> {
     let queries = bench::QueryCounter::default();
     if let Command::Serve(args) = command {
         let config = args.resolve()?;
-        logs::start(&config.log, config.log_format, &queries);
-        serve::run(config).await?;
-        return Ok(ExitCode::SUCCESS);
+        let tracing = Tracing::start(config.otlp_endpoint.as_deref(), config.otlp_sample)?;
+        logs::start(&config.log, config.log_format, &queries, tracing.as_ref());
+        let served = serve::run(config).await;
+        if let Some(tracing) = tracing {
+            tracing.stop().await;
+        }
+        return served.map(|()| ExitCode::SUCCESS);
     }
-    logs::start("warn", LogFormat::Text, &queries);
+    let tracing = match &command {
+        Command::Bench(args) => Tracing::start(args.otlp_endpoint.as_deref(), args.otlp_sample)?,
+        _ => None,
+    };
+    logs::start("warn", LogFormat::Text, &queries, tracing.as_ref());
     match command {
         Command::Serve(_) => {}
         Command::Config(args) => {

@@ -7,7 +7,7 @@ mod stores;
 
 use node::{Node, PROGRAM};
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection};
 use std::process::Command;
 use stores::Place;
 use tramline::store::examine::{Figures, Holder, Holds, examine};
@@ -74,13 +74,75 @@ async fn troubles_are_found_on_postgres() {
     troubles_are_found_while_the_server_runs(Place::postgres()).await;
 }
 
-/// Nobody takes silence for health.
 #[tokio::test]
-async fn what_is_not_examined_yet_is_said() {
+async fn troubles_are_found_on_mysql() {
+    troubles_are_found_while_the_server_runs(Place::mysql().await).await;
+}
+
+#[tokio::test]
+async fn tables_of_mysql_that_are_missing_or_not_safe_are_serious() {
     let place = Place::mysql().await;
-    let (code, findings) = doctor(place.url());
-    assert_eq!((code, findings.len()), (2, 1), "{findings:?}");
-    assert!(of(&findings, "store")[0].1.contains("not examined yet"), "{findings:?}");
+    let url = place.url();
+    let (code, findings) = doctor(url);
+    assert_eq!((code, of(&findings, "schema").len()), (2, 1), "there are no tables yet, and none are made");
+    tramline::store::open(url).await.unwrap().close().await;
+    let mut server = MySqlConnection::connect(url).await.unwrap();
+    let sql = "DROP INDEX tramline_slice_claim ON tramline_slice; ALTER TABLE tramline_rule ENGINE = MyISAM";
+    sqlx::raw_sql(sql).execute(&mut server).await.unwrap();
+    let (code, findings) = doctor(url);
+    assert_eq!(code, 2);
+    let serious = |what: &str| vec![("serious".to_owned(), what.to_owned())];
+    assert_eq!(of(&findings, "schema"), serious("tramline_slice_claim is missing"));
+    assert_eq!(
+        of(&findings, "engine"),
+        serious("tramline_rule is kept by MyISAM, which has no transactions")
+    );
+}
+
+/// A user who sees nothing of others is told so, and what is his is examined all the same.
+#[tokio::test]
+async fn a_user_of_mysql_without_rights_is_told_what_was_not_looked_at() {
+    let place = Place::mysql().await;
+    tramline::store::open(place.url()).await.unwrap().close().await;
+    let name = place.url().rsplit('/').next().unwrap().to_owned();
+    let mut server = MySqlConnection::connect(place.url()).await.unwrap();
+    let sql = format!("CREATE USER {name}@'127.0.0.1'; GRANT ALL ON {name}.* TO {name}@'127.0.0.1'");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut server).await.unwrap();
+    let (_, findings) = doctor(&place.url().replace("root@", &format!("{name}@")));
+    assert_eq!(of(&findings, "sight").len(), 1, "{findings:?}");
+    assert_eq!(of(&findings, "store"), [], "{findings:?}");
+    let sql = format!("DROP USER {name}@'127.0.0.1'");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut server).await.unwrap();
+}
+
+#[tokio::test]
+async fn open_transactions_and_waits_of_mysql_are_seen() {
+    let place = Place::mysql().await;
+    tramline::store::open(place.url()).await.unwrap().close().await;
+    let mut first = MySqlConnection::connect(place.url()).await.unwrap();
+    let mut second = MySqlConnection::connect(place.url()).await.unwrap();
+    let lock = "START TRANSACTION; SELECT value FROM tramline_meta FOR UPDATE";
+    sqlx::raw_sql(lock).execute(&mut first).await.unwrap();
+    let waiting = tokio::spawn(async move {
+        sqlx::raw_sql(lock).execute(&mut second).await.unwrap();
+    });
+    let blocker: i64 =
+        sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut first).await.unwrap();
+    let wait = stores::until(async || {
+        let Figures::Mysql(figures) = examine(place.url()).await.unwrap() else { return None };
+        let idle =
+            |holder: &Holder| holder.holds == Holds::Idle && holder.who == format!("connection {blocker}");
+        assert!(figures.history.is_some() && figures.sees_all);
+        figures
+            .waits
+            .into_iter()
+            .find(|wait| wait.blocked_by == [blocker])
+            .filter(|_| figures.holders.iter().any(idle))
+    })
+    .await;
+    assert_ne!(wait.process, blocker);
+    sqlx::raw_sql("ROLLBACK").execute(&mut first).await.unwrap();
+    waiting.await.unwrap();
 }
 
 fn file(place: &Place) -> &str {
@@ -220,6 +282,7 @@ async fn open_transactions_and_waits_of_postgres_are_seen() {
         second.execute(AssertSqlSafe(lock)).await.unwrap();
     });
     let blocker: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut first).await.unwrap();
+    let blocker = i64::from(blocker);
     let wait = stores::until(async || {
         let Figures::Postgres(figures) = examine(place.url()).await.unwrap() else { return None };
         let idle = |holder: &Holder| holder.holds == Holds::Idle && holder.who.contains(&schema);

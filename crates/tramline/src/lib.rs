@@ -21,6 +21,7 @@ pub mod testkit;
 pub mod wake;
 
 pub use engine::buffer::Rejected;
+pub use engine::chain::{Direction, KeyEvents};
 pub use engine::clock::{Clock, ManualClock};
 pub use engine::command::{Output, ShellCommand};
 pub use engine::context::Context;
@@ -30,26 +31,33 @@ pub use engine::hooks::{Finished, Hooks, LogHooks, NoHooks, Progress, Settlement
 pub use engine::names::{ItemStatus, NamedAcks};
 pub use engine::options::Options;
 pub use engine::plugin::{HttpForward, Plugin};
+pub use engine::pool::Pool;
 pub use engine::push::{Pusher, Replayed};
 pub use engine::receipt::{IntoEvents, Receipt};
 pub use engine::remote::Take;
 pub use engine::shutdown::Shutdown;
 pub use engine::tally::Tallies;
+#[cfg(feature = "otel")]
+pub use engine::trace::OtelTraces;
+pub use engine::trace::{NoTraces, Traces};
 pub use engine::tramline::{Housekeeping, Tramline};
 pub use engine::worker::Worker;
 pub use error::{Error, Kind, Result};
 pub use model::dropped::{DropReason, DropRecord};
 pub use model::event::{Emitted, Event, Headers, StoredEvent};
+pub use model::failure::{Failure, Gone};
 pub use model::filter::Filter;
 pub use model::health::{Attempt, Disabled, Health, Verdict};
 pub use model::id::{EventId, Incarnation, SubscriptionId, TallyId, TopicId};
 pub use model::lease::Lease;
+pub use model::letter::{Letters, Pace};
+pub use model::limits::{Limits, Rate};
 pub use model::outcome::Outcome;
 pub use model::pattern::Pattern;
 pub use model::push::{Format, Push, SealedSecret, SecretKind};
 pub use model::resequencer::Resequencer;
 pub use model::retry::{Backoff, Retry};
-pub use model::rule::{AuditEntry, Rule, RuleKind};
+pub use model::rule::{AuditEntry, PatternRule, Rule, RuleKind};
 pub use model::schedule::{Missed, Schedule, StoredSchedule, Timing};
 pub use model::status::{Counts, Status};
 pub use model::subscription::{
@@ -58,5 +66,6 @@ pub use model::subscription::{
 pub use model::tally::{Ack, AckCount, Added, Ending, Items, NewTally, Parent, Tally, TallyItem, TallyState};
 pub use model::time::Time;
 pub use model::token::{Scope, Token};
+pub use model::unique::{Duplicates, Unique};
 pub use store::Store;
 pub use store::sqlite::SqliteStore;

@@ -2,15 +2,13 @@
 //! and on PostgreSQL. Time is manual, so a slow poll never helps: what arrives, arrived by a hint.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[expect(dead_code, reason = "not every place is used here")]
-mod stores;
 mod support;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stores::{Fresh, Place};
+use support::stores::{Fresh, Place};
 use support::{START, until};
 use tokio::sync::mpsc;
 use tramline::{

@@ -38,59 +38,53 @@ async fn drops(bench: &Bench) -> Vec<DropRecord> {
     bench.store.drops(ListDrops { subscription: None, after: None, limit: 10 }).await.unwrap()
 }
 
-#[tokio::test]
-async fn a_store_below_its_limit_keeps_everything() {
-    let bench = Bench::new().await;
-    let size = full(&bench, &[("hook", pushed())]).await;
-    for tram in [bench.process(), bench.process_with(|options| options.store_limit(size * 2))] {
+on_every_store! {
+    async fn a_store_below_its_limit_keeps_everything(bench: &Bench) {
+        let size = full(bench, &[("hook", pushed())]).await;
+        for tram in [bench.process(), bench.process_with(|options| options.store_limit(size * 2))] {
+            tram.sweep().await.unwrap();
+            assert_eq!(left(&tram, "hook").await, EVENTS);
+        }
+    }
+
+    async fn settled_events_go_before_any_work_does(bench: &Bench) {
+        let size = full(bench, &[]).await;
+        let tram = bench.process_with(|options| options.store_limit(size));
+        tram.put_subscription("hook", &["t"], pushed(), Start::Now).await.unwrap();
+        for _ in 0..50 {
+            tram.emit(Event::new("t", vec![7; PAYLOAD])).await.unwrap();
+        }
         tram.sweep().await.unwrap();
-        assert_eq!(left(&tram, "hook").await, EVENTS);
+        let after = bench.store.size().await.unwrap().bytes;
+        assert!(after <= size * 8 / 10 && after > size / 2, "{size}, {after}");
+        assert_eq!(left(&tram, "hook").await, 50);
+        assert!(drops(bench).await.is_empty());
+        let total = bench.store.topic_totals().await.unwrap()[0].1;
+        assert_eq!(total, EVENTS + 50);
     }
-}
 
-#[tokio::test]
-async fn settled_events_go_before_any_work_does() {
-    let bench = Bench::new().await;
-    let size = full(&bench, &[]).await;
-    let tram = bench.process_with(|options| options.store_limit(size));
-    tram.put_subscription("hook", &["t"], pushed(), Start::Now).await.unwrap();
-    for _ in 0..50 {
-        tram.emit(Event::new("t", vec![7; PAYLOAD])).await.unwrap();
+    async fn the_oldest_work_of_push_subscriptions_goes_until_there_is_room(bench: &Bench) {
+        let size = full(bench, &[("hook", pushed())]).await;
+        let tram = bench.process_with(|options| options.store_limit(size));
+        tram.sweep().await.unwrap();
+        let after = bench.store.size().await.unwrap().bytes;
+        assert!(after <= size * 8 / 10 && after > size / 2, "{size}, {after}");
+        let left = left(&tram, "hook").await;
+        assert!((EVENTS / 2..EVENTS).contains(&left), "{left}");
+        let records = drops(bench).await;
+        assert_eq!((records.len(), records[0].reason, records[0].events), (1, DropReason::Shed, EVENTS - left));
+        let first = bench.store.event(tramline::store::verbs::FindEvent { id: records[0].last, now: None }).await;
+        assert!(first.unwrap().is_none(), "what nobody needs any more is gone");
     }
-    tram.sweep().await.unwrap();
-    let after = bench.store.size().await.unwrap().bytes;
-    assert!(after <= size * 8 / 10 && after > size / 2, "{size}, {after}");
-    assert_eq!(left(&tram, "hook").await, 50);
-    assert!(drops(&bench).await.is_empty());
-    let total = bench.store.topic_totals().await.unwrap()[0].1;
-    assert_eq!(total, EVENTS + 50);
-}
 
-#[tokio::test]
-async fn the_oldest_work_of_push_subscriptions_goes_until_there_is_room() {
-    let bench = Bench::new().await;
-    let size = full(&bench, &[("hook", pushed())]).await;
-    let tram = bench.process_with(|options| options.store_limit(size));
-    tram.sweep().await.unwrap();
-    let after = bench.store.size().await.unwrap().bytes;
-    assert!(after <= size * 8 / 10 && after > size / 2, "{size}, {after}");
-    let left = left(&tram, "hook").await;
-    assert!((EVENTS / 2..EVENTS).contains(&left), "{left}");
-    let records = drops(&bench).await;
-    assert_eq!((records.len(), records[0].reason, records[0].events), (1, DropReason::Shed, EVENTS - left));
-    let first = bench.store.event(tramline::store::verbs::FindEvent { id: records[0].last, now: None }).await;
-    assert!(first.unwrap().is_none(), "what nobody needs any more is gone");
-}
-
-#[tokio::test]
-async fn work_of_workers_goes_only_where_that_was_allowed() {
-    let bench = Bench::new().await;
-    let size = full(&bench, &[("queue", Policy::default())]).await;
-    let careful = bench.process_with(|options| options.store_limit(size));
-    careful.sweep().await.unwrap();
-    assert_eq!(left(&careful, "queue").await, EVENTS);
-    let bold = bench.process_with(|options| options.store_limit(size).shed_pull(true));
-    bold.sweep().await.unwrap();
-    assert!(left(&bold, "queue").await < EVENTS);
-    assert!(bench.store.size().await.unwrap().bytes <= size * 8 / 10);
+    async fn work_of_workers_goes_only_where_that_was_allowed(bench: &Bench) {
+        let size = full(bench, &[("queue", Policy::default())]).await;
+        let careful = bench.process_with(|options| options.store_limit(size));
+        careful.sweep().await.unwrap();
+        assert_eq!(left(&careful, "queue").await, EVENTS);
+        let bold = bench.process_with(|options| options.store_limit(size).shed_pull(true));
+        bold.sweep().await.unwrap();
+        assert!(left(&bold, "queue").await < EVENTS);
+        assert!(bench.store.size().await.unwrap().bytes <= size * 8 / 10);
+    }
 }

@@ -380,7 +380,8 @@ async fn items_share_the_fate_of_the_callers_transaction() {
         let outcomes = vec![(slice.events[0].event.id.index(), Outcome::Done)];
         let results = vec![SettleSlice { lease: slice.lease, outcomes }];
         let tx = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
-        let settled = store.settle_in(&tx, &Settle { subscription, results, now: None }).unwrap();
+        let settled =
+            store.settle_in(&tx, &Settle { subscription, results, worker: None, now: None }).unwrap();
         if commit { tx.commit() } else { tx.rollback() }.unwrap();
         assert_eq!(tram.tallies().get(tally).await.unwrap().done, u64::from(commit));
         assert_eq!(settled.news, [tally]);

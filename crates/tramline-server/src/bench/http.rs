@@ -9,16 +9,21 @@ use crate::serve::Server;
 use axum::Router;
 use axum::body::Bytes;
 use axum::http::StatusCode;
+use axum::http::header::HOST;
 use axum::routing::post;
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper::client::conn::http1 as client;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use reqwest::Client;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// How many connections are kept open.
@@ -26,7 +31,7 @@ const CONNECTIONS: usize = 64;
 /// How many events a large request has.
 const MANY: usize = 100;
 /// How many connections claim and settle.
-const WORKERS: usize = 4;
+const WORKERS: usize = 16;
 
 /// `http_bare`, `http_emit_single`, `http_emit_100` and `http_claim_settle_100`: requests per second for the bare endpoint,
 /// events per second for the others.
@@ -58,7 +63,7 @@ pub(super) async fn measure(
     let events = (size.events / 2).next_multiple_of(MANY);
     fill(&client, &format!("{base}/topics/{name}/events"), &many, events / MANY).await?;
     let start = Instant::now();
-    work(&client, &base, &name, events).await?;
+    work(server.address(), &name, events).await?;
     samples.add("http_claim_settle_100", rate(events, start.elapsed()));
     client.delete(format!("{base}/subscriptions/{name}")).send().await?.error_for_status()?;
     server.stop().await;
@@ -116,21 +121,21 @@ async fn fill(client: &Client, url: &str, body: &str, requests: usize) -> Result
 }
 
 /// Claims and settles until so many events are done.
-async fn work(client: &Client, base: &str, name: &str, events: usize) -> Result<(), BoxError> {
+async fn work(address: SocketAddr, name: &str, events: usize) -> Result<(), BoxError> {
     let mut tasks = JoinSet::new();
     for worker in 0..WORKERS {
-        let (client, url) = (client.clone(), format!("{base}/subscriptions/{name}"));
+        let path = format!("/v1/subscriptions/{name}");
         tasks.spawn(async move {
+            let mut line = Line::open(address).await?;
             let wish = json!({ "worker": format!("bench-{worker}"), "max_events": MANY }).to_string();
-            let (claim, settle) = (format!("{url}/claim"), format!("{url}/settle"));
+            let (claim, settle) = (format!("{path}/claim"), format!("{path}/settle"));
             let mut done = 0;
             loop {
-                let claimed = send(&client, &claim, wish.clone().into()).await?;
-                let (results, count) = outcomes(&claimed)?;
+                let (results, count) = outcomes(&line.post(&claim, wish.clone()).await?)?;
                 if count == 0 {
                     return Ok::<usize, BoxError>(done);
                 }
-                send(&client, &settle, results.into()).await?;
+                line.post(&settle, results).await?;
                 done += count;
             }
         });
@@ -154,10 +159,43 @@ fn outcomes(claimed: &[u8]) -> Result<(String, usize), BoxError> {
         id: &'a str,
         lease: &'a str,
     }
+    #[derive(Serialize)]
+    struct Results<'a> {
+        results: Vec<Done<'a>>,
+    }
+    #[derive(Serialize)]
+    struct Done<'a> {
+        id: &'a str,
+        lease: &'a str,
+        outcome: &'static str,
+    }
     let claims: Claims<'_> = serde_json::from_slice(claimed)?;
-    let done = |event: &Claimed<'_>| json!({ "id": event.id, "lease": event.lease, "outcome": "done" });
-    let results: Vec<Value> = claims.events.iter().map(done).collect();
-    Ok((json!({ "results": results }).to_string(), claims.events.len()))
+    let done = claims.events.iter().map(|event| Done { id: event.id, lease: event.lease, outcome: "done" });
+    let results: Vec<Done<'_>> = done.collect();
+    let count = results.len();
+    Ok((serde_json::to_string(&Results { results })?, count))
+}
+
+/// A connection of one worker, and nothing around it: what it costs the client is taken from the server.
+struct Line(client::SendRequest<Full<Bytes>>);
+
+impl Line {
+    async fn open(address: SocketAddr) -> Result<Line, BoxError> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = client::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        Ok(Line(sender))
+    }
+
+    async fn post(&mut self, path: &str, body: String) -> Result<Bytes, BoxError> {
+        let request = Request::post(path).header(HOST, "127.0.0.1").body(Full::new(body.into()))?;
+        let answer = self.0.send_request(request).await?;
+        match answer.status() {
+            StatusCode::OK => Ok(answer.into_body().collect().await?.to_bytes()),
+            status => Err(format!("the server answered {status}").into()),
+        }
+    }
 }
 
 /// What the server could do at best.

@@ -4,6 +4,8 @@
 //! - `target`: a private place in the store that is measured
 //! - `emit`, `drain`, `latency`: what is measured of the library
 //! - `tally`, `tally_row`: what is measured of tallies, and one row per item beside it
+//! - `wakes`: what hints cost that come ten times
+//! - `pinned`, `retention`: what is measured of a database under stress, with `load` meanwhile
 //! - `push`: what is measured of push, beside a bare client
 //! - `http`: what is measured of the server, beside a bare endpoint
 //! - `process`, `queries`: memory, processor time and statements
@@ -12,9 +14,12 @@ mod drain;
 mod emit;
 mod http;
 mod latency;
+mod load;
+mod pinned;
 mod process;
 mod push;
 mod queries;
+mod retention;
 mod row;
 mod row_mysql;
 mod row_postgres;
@@ -23,10 +28,12 @@ mod row_sqlite;
 mod tally;
 mod tally_row;
 mod target;
+mod wakes;
 
 pub(crate) use queries::QueryCounter;
 pub(crate) use row::BoxError;
 
+use pinned::Pin;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -49,6 +56,21 @@ pub(crate) struct Args {
     /// Only these parts
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
+    /// `pinned`: for how many seconds the transaction is open, with order and without; 300 unless set, 60 with --quick
+    #[arg(long)]
+    pin_seconds: Option<u64>,
+    /// `pinned`: how many events per second come meanwhile
+    #[arg(long, default_value_t = 800)]
+    pin_rate: u32,
+    /// `retention`: how many old events are removed; 100 million unless set, 2 million with --quick
+    #[arg(long)]
+    retained: Option<usize>,
+    /// Record traces meanwhile and send them here by OTLP over HTTP, to see what that costs
+    #[arg(long)]
+    pub(crate) otlp_endpoint: Option<String>,
+    /// The share of the traces that is recorded, from 0 to 1
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) otlp_sample: f64,
 }
 
 /// What can be measured by itself.
@@ -74,6 +96,18 @@ enum Part {
     Tally,
     /// Push; only when named.
     Push,
+    /// Hints that come ten times; only when named.
+    Wakes,
+    /// PostgreSQL while a foreign transaction stays open; only when named.
+    Pinned,
+    /// Retention beside full load; only when named.
+    Retention,
+}
+
+impl Part {
+    fn has_to_be_named(self) -> bool {
+        matches!(self, Part::Tally | Part::Push | Part::Wakes | Part::Pinned | Part::Retention)
+    }
 }
 
 /// How much is measured.
@@ -90,6 +124,10 @@ pub(super) struct Size {
     pub(super) idle: Duration,
     /// Items of a tally, on SQLite and on servers.
     pub(super) tallied: [u64; 2],
+    /// How long a foreign transaction is open.
+    pin: Pin,
+    /// Old events that are removed beside the load.
+    retained: usize,
 }
 
 const FULL: Size = Size {
@@ -100,6 +138,8 @@ const FULL: Size = Size {
     backlog: 10_000_000,
     idle: Duration::from_secs(10),
     tallied: [100_000_000, 10_000_000],
+    pin: Pin { time: Duration::from_secs(300), rate: 800.0 },
+    retained: 100_000_000,
 };
 const QUICK: Size = Size {
     rounds: 3,
@@ -109,6 +149,8 @@ const QUICK: Size = Size {
     backlog: 1_000_000,
     idle: Duration::from_secs(4),
     tallied: [10_000_000, 2_000_000],
+    pin: Pin { time: Duration::from_secs(60), rate: 800.0 },
+    retained: 2_000_000,
 };
 
 /// The size of a payload, in bytes.
@@ -145,7 +187,15 @@ pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxErro
     let size = if args.quick { QUICK } else { FULL };
     let target = Target::create(&args.store).await?;
     let named = |part| args.only.contains(&part);
-    let wanted = |part| named(part) || (args.only.is_empty() && ![Part::Tally, Part::Push].contains(&part));
+    let wanted = |part: Part| named(part) || (args.only.is_empty() && !part.has_to_be_named());
+    let size = Size {
+        pin: Pin {
+            time: args.pin_seconds.map_or(size.pin.time, Duration::from_secs),
+            rate: f64::from(args.pin_rate.max(1)),
+        },
+        retained: args.retained.unwrap_or(size.retained),
+        ..size
+    };
     let measured = measure(&target, size, &queries, wanted).await;
     let versions = BTreeMap::from([
         ("tramline", env!("CARGO_PKG_VERSION").to_owned()),
@@ -210,6 +260,17 @@ async fn measure(
             push::measure(target, size, round, &mut samples).await?;
         }
         push::isolation(target, size, &mut samples).await?;
+    }
+    if wanted(Part::Wakes) {
+        for round in 0..size.rounds {
+            wakes::measure(target, size, round, &mut samples).await?;
+        }
+    }
+    if wanted(Part::Pinned) {
+        pinned::measure(target, size.pin, &mut samples).await?;
+    }
+    if wanted(Part::Retention) {
+        retention::measure(target, size.retained, &mut samples).await?;
     }
     if wanted(Part::Tally) {
         tally::measure(target, size, &mut samples).await?;

@@ -33,7 +33,7 @@ pub(super) async fn idle_cpu(target: &Target, time: Duration) -> Result<f64, Box
 }
 
 /// User and system time of the process so far, in hundredths of a second.
-fn cpu_ticks() -> Result<f64, BoxError> {
+pub(super) fn cpu_ticks() -> Result<f64, BoxError> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     // The name of the program may hold spaces; it ends with the last parenthesis.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

@@ -6,6 +6,7 @@ use super::{PAYLOAD, Samples, Size};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::Incoming;
+use hyper::header::CONTENT_TYPE;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
@@ -201,7 +202,8 @@ async fn bare(receiver: &Receiver, time: Duration) -> Result<f64, BoxError> {
         tasks.spawn(async move {
             let mut sent = 0;
             while start.elapsed() < time {
-                let request = Request::post(&url).body(Full::new(body.clone()))?;
+                let request = Request::post(&url).header(CONTENT_TYPE, "application/json");
+                let request = request.body(Full::new(body.clone()))?;
                 client.request(request).await?.into_body().collect().await?;
                 sent += 1;
             }

@@ -3,7 +3,8 @@
 use super::row::BoxError;
 use super::row_redis;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection};
-use tramline::Tramline;
+use std::sync::Arc;
+use tramline::{Options, OtelTraces, Tramline};
 
 /// What is measured.
 pub(super) enum Target {
@@ -90,7 +91,7 @@ impl Target {
     }
 
     pub(super) async fn open(&self) -> Result<Tramline, BoxError> {
-        Ok(Tramline::open(self.url()).await?)
+        Ok(Tramline::with(Options::new(self.url()).traces(Arc::new(OtelTraces::new()))).await?)
     }
 
     /// Where it is.

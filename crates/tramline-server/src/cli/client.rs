@@ -96,7 +96,20 @@ impl Client {
 
     /// Removes.
     pub(crate) async fn delete(&self, path: &[&str]) -> Result<Value, Failure> {
-        self.answer(self.request(Method::DELETE, self.url(path)?).timeout(ANSWER)).await
+        self.delete_with(path, &[]).await
+    }
+
+    /// Removes, with something to say about it.
+    pub(crate) async fn delete_with(
+        &self,
+        path: &[&str],
+        query: &[(&str, String)],
+    ) -> Result<Value, Failure> {
+        let mut url = self.url(path)?;
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        self.answer(self.request(Method::DELETE, url).timeout(ANSWER)).await
     }
 
     /// A request that is not plain JSON. It has no limit of time yet.

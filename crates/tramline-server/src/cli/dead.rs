@@ -6,12 +6,15 @@ use super::print::{Column, cell};
 use super::value;
 use super::{Cx, help};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 pub(crate) const EXAMPLES: &str = "  tramline dead list emails
   tramline dead replay emails 4711 4712
   tramline dead drop emails --since 2030-01-31T12:00:00Z";
 const LIST: &str = "  tramline dead list emails --limit 20\n  tramline dead list emails --json | jq .error";
-const REPLAY: &str = "  tramline dead replay emails 4711 4712\n  tramline dead replay emails --all";
+const REPLAY: &str = "  tramline dead replay emails 4711 4712
+  tramline dead replay emails --all --rate 10/s
+  tramline dead replay emails --type order.paid --error-prefix 'HTTP 5'";
 const DROP: &str =
     "  tramline dead drop emails 4711\n  tramline dead drop emails --since 2030-01-31T12:00:00Z";
 
@@ -39,6 +42,9 @@ enum Verb {
         name: String,
         #[command(flatten)]
         which: Which,
+        /// So many in a time, evenly, such as 10/s, 100/m or 5/30s; all at once unless set
+        #[arg(long, value_parser = value::rate, value_name = "RATE")]
+        rate: Option<(u32, Duration)>,
     },
     /// Forget dead events
     #[command(after_help = help(DROP))]
@@ -61,17 +67,37 @@ pub(super) struct Page {
     pub(super) after: Option<String>,
 }
 
+/// By number, or all, or those of which everything that is said is true.
 #[derive(clap::Args)]
-#[group(required = true, multiple = false)]
+#[group(required = true, multiple = true)]
 struct Which {
     /// The ids of the events
+    #[arg(conflicts_with_all = ["all", "topic", "type", "key", "error", "error_prefix", "since", "until"])]
     ids: Vec<String>,
     /// All dead events
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["topic", "type", "key", "error", "error_prefix", "since", "until"])]
     all: bool,
-    /// All that died since then
+    /// Those of this topic
+    #[arg(long)]
+    topic: Option<String>,
+    /// Those of this type
+    #[arg(long)]
+    r#type: Option<String>,
+    /// Those of this key
+    #[arg(long)]
+    key: Option<String>,
+    /// Those whose last error has this in it
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
+    /// Those whose last error begins with this
+    #[arg(long, value_name = "TEXT")]
+    error_prefix: Option<String>,
+    /// Those that died since then
     #[arg(long, value_parser = value::time, value_name = "TIME")]
     since: Option<String>,
+    /// Those that died before then
+    #[arg(long, value_parser = value::time, value_name = "TIME")]
+    until: Option<String>,
 }
 
 const DEAD: &[Column] = &[
@@ -85,12 +111,16 @@ const DEAD: &[Column] = &[
 
 /// `tramline dead`.
 pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
-    let (name, verb, which) = match args.verb {
+    let (name, verb, which, rate) = match args.verb {
         Verb::List { name, page } => return list(&cx, &name, "dead", page, DEAD).await,
-        Verb::Replay { name, which } => (name, "replay", which),
-        Verb::Drop { name, which } => (name, "drop", which),
+        Verb::Replay { name, which, rate } => (name, "replay", which, rate),
+        Verb::Drop { name, which } => (name, "drop", which, None),
     };
-    let answer = cx.client.post(&["v1", "subscriptions", &name, "dead", verb], &body(which)).await?;
+    let mut body = body(which);
+    if let Some((events, per)) = rate {
+        body["rate"] = json!({"events": events, "per_ms": value::millis(per)});
+    }
+    let answer = cx.client.post(&["v1", "subscriptions", &name, "dead", verb], &body).await?;
     cx.print.item(&answer, |answer| cell(&answer["count"]))
 }
 
@@ -128,9 +158,19 @@ pub(super) async fn one_page(
 }
 
 fn body(which: Which) -> Value {
-    match which {
-        Which { all: true, .. } => json!({"all": true}),
-        Which { since: Some(since), .. } => json!({"since": since}),
-        Which { ids, .. } => json!({"ids": ids}),
+    if which.all {
+        return json!({"all": true});
     }
+    let said = [
+        ("topic", which.topic),
+        ("type", which.r#type),
+        ("key", which.key),
+        ("error", which.error),
+        ("error_prefix", which.error_prefix),
+        ("since", which.since),
+        ("until", which.until),
+    ];
+    let said: serde_json::Map<String, Value> =
+        said.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into()))).collect();
+    if said.is_empty() { json!({"ids": which.ids}) } else { Value::Object(said) }
 }

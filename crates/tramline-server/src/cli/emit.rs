@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) const EXAMPLES: &str = r#"  tramline emit orders '{"order": 42}' --key order:42 --type order.paid
+  tramline emit reports '{"shop": 7}' --unique report:7
   tramline emit mails 'plain text, because it is not JSON' --delay 5m
   curl -s https://example.org/feed.xml | tramline emit feeds --content-type application/xml
   tramline emit orders --ndjson events.ndjson
@@ -78,6 +79,9 @@ pub(super) struct About {
     #[command(flatten)]
     #[serde(skip_serializing_if = "Tally::is_none")]
     tally: Tally,
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "Unique::is_none")]
+    unique: Unique,
 }
 
 /// The tally whose item an event is.
@@ -100,6 +104,29 @@ pub(super) struct Tally {
 impl Tally {
     fn is_none(&self) -> bool {
         self.id.is_none()
+    }
+}
+
+/// What makes an event unique.
+#[derive(clap::Args, Clone, Default, Serialize)]
+pub(super) struct Unique {
+    /// Make it unique: of one topic and unique key at most one event is pending
+    #[arg(long = "unique", value_name = "KEY", id = "unique")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    /// Unique also for this long after it is emitted, even if it is done by then
+    #[arg(long = "unique-for", value_name = "DURATION", value_parser = value::duration, requires = "unique")]
+    #[serde(rename = "for_ms", skip_serializing_if = "Option::is_none", serialize_with = "as_millis")]
+    window: Option<Duration>,
+    /// What becomes of it if another one is pending
+    #[arg(long = "unique-policy", value_name = "POLICY", value_parser = ["keep", "replace"], requires = "unique")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<String>,
+}
+
+impl Unique {
+    fn is_none(&self) -> bool {
+        self.key.is_none()
     }
 }
 
@@ -184,6 +211,9 @@ fn in_headers(about: &About) -> Vec<(String, String)> {
         one("tally", about.tally.id.clone()),
         one("tally-subscription", about.tally.subscription.clone()),
         one("tally-within", about.tally.within.map(|item| item.to_string())),
+        one("unique", about.unique.key.clone()),
+        one("unique-for-ms", about.unique.window.map(|window| value::millis(window).to_string())),
+        one("unique-policy", about.unique.policy.clone()),
     ]
     .into_iter()
     .flatten()
@@ -213,6 +243,7 @@ mod tests {
             at: None,
             priority: None,
             tally: Tally { id: Some("7".to_owned()), ..Tally::default() },
+            unique: Unique { key: Some("u".to_owned()), ..Unique::default() },
         }
     }
 
@@ -231,7 +262,7 @@ mod tests {
         assert_eq!(content_type, "application/json");
         assert_eq!(
             body,
-            r#"{"payload":{"n": 1.10},"key":"k","headers":{"a":"b"},"delay_ms":5000,"tally":{"id":"7"}}"#
+            r#"{"payload":{"n": 1.10},"key":"k","headers":{"a":"b"},"delay_ms":5000,"tally":{"id":"7"},"unique":{"key":"u"}}"#
         );
     }
 
@@ -241,7 +272,7 @@ mod tests {
         assert_eq!(sent("42", Some("text/csv")), ("text/csv".to_owned(), "42".to_owned()));
         let headers = in_headers(&about());
         let names: Vec<&str> = headers.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["key", "delay-ms", "tally", "header-a"]);
+        assert_eq!(names, ["key", "delay-ms", "tally", "unique", "header-a"]);
     }
 
     #[test]

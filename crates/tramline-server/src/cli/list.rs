@@ -2,6 +2,7 @@
 
 use super::Cx;
 use super::failure::Failure;
+use super::limit::shown;
 use super::print::{Column, cell, duration};
 use serde_json::Value;
 
@@ -47,6 +48,8 @@ const SUBSCRIPTION: &[Column] = &[
     ("PARKED", |it| cell(&it["counts"]["parked"])),
     ("DEAD", |it| cell(&it["counts"]["dead"])),
     ("OLDEST READY", |it| cell(&it["oldest_ready_at"])),
+    ("OLDEST DEAD", |it| cell(&it["oldest_dead_at"])),
+    ("LIMITS", |it| if it["limits"].is_object() { shown(it) } else { cell(&it["limits"]) }),
     ("RULES", rules),
 ];
 
@@ -81,6 +84,16 @@ const DELIVERY: &[Column] = &[
     ("DUE", |it| cell(&it["due_at"])),
     ("WORKER", |it| cell(&it["worker"])),
     ("BLOCKED BY", |it| cell(&it["blocked_by"])),
+    ("RULES", rules),
+    ("GONE", |it| cell(&it["gone"]["reason"])),
+    ("ERROR", |it| cell(&it["error"])),
+];
+
+const FAILURE: &[Column] = &[
+    ("SUBSCRIPTION", |it| cell(&it["subscription"])),
+    ("ATTEMPT", |it| cell(&it["attempt"])),
+    ("AT", |it| cell(&it["at"])),
+    ("WORKER", |it| cell(&it["worker"])),
     ("ERROR", |it| cell(&it["error"])),
 ];
 
@@ -102,7 +115,7 @@ pub(super) async fn workers(cx: Cx) -> Result<(), Failure> {
     cx.print.items(&items, WORKER)
 }
 
-/// `tramline event`: the event as a list of its fields, then a table of its deliveries.
+/// `tramline event`: the event as a list of its fields, then tables of its deliveries and of what failed.
 pub(super) async fn event(cx: Cx, args: Event) -> Result<(), Failure> {
     let event = cx.client.get(&["v1", "events", &args.id], &[]).await?;
     cx.print.fields(&event, &FIELDS)?;
@@ -110,7 +123,21 @@ pub(super) async fn event(cx: Cx, args: Event) -> Result<(), Failure> {
         return Ok(());
     }
     cx.print.text("")?;
-    cx.print.items(event["deliveries"].as_array().map_or(&[], Vec::as_slice), DELIVERY)
+    let deliveries = event["deliveries"].as_array().map_or(&[][..], Vec::as_slice);
+    cx.print.items(deliveries, DELIVERY)?;
+    let failures: Vec<Value> = deliveries.iter().flat_map(failures).collect();
+    if failures.is_empty() {
+        return Ok(());
+    }
+    cx.print.text("")?;
+    cx.print.items(&failures, FAILURE)
+}
+
+/// Why attempts failed, each with its subscription.
+fn failures(delivery: &Value) -> Vec<Value> {
+    let mut failures = delivery["failures"].as_array().cloned().unwrap_or_default();
+    failures.iter_mut().for_each(|failure| failure["subscription"] = delivery["subscription"].clone());
+    failures
 }
 
 async fn named_or_all(cx: &Cx, what: &str, name: Option<String>) -> Result<Vec<Value>, Failure> {
@@ -143,7 +170,11 @@ pub(super) fn next(page: &Value) -> Option<String> {
 
 fn rules(subscription: &Value) -> String {
     let rules = subscription["rules"].as_array().into_iter().flatten();
-    let kinds: Vec<String> = rules.map(|rule| cell(&rule["kind"])).collect();
+    let shown = |rule: &Value| match rule["pattern"].as_str() {
+        Some(pattern) => format!("{} {pattern}", cell(&rule["kind"])),
+        None => cell(&rule["kind"]),
+    };
+    let kinds: Vec<String> = rules.map(shown).collect();
     if kinds.is_empty() { "-".to_owned() } else { kinds.join(",") }
 }
 
@@ -155,6 +186,8 @@ mod tests {
     #[test]
     fn the_rules_of_a_subscription_are_shown_by_kind() {
         assert_eq!(rules(&json!({"rules": [{"kind": "pause"}, {"kind": "block"}]})), "pause,block");
+        let by_pattern = json!({"rules": [{"kind": "pause", "pattern": "acme/*"}]});
+        assert_eq!(rules(&by_pattern), "pause acme/*");
         assert_eq!(rules(&json!({"rules": []})), "-");
     }
 

@@ -6,10 +6,9 @@
 //! - `work`: a command for each event
 //! - `listen`: a receiver of pushes, for development
 //! - `push`: subscriptions whose events are sent to a callback
-//! - `tally`: fan-outs that are tracked to completion
-//! - `list`, `stats`, `drops`: what there is, and what is gone; `control`, `dead`, `parked`, `token`: what an operator does
+//! - `list`, `key`, `stats`, `drops`: what there is, and what is gone
+//! - `control`, `limit`, `dead`, `parked`, `token`: what an operator does
 //! - `tally`: fan-outs that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `list`, `stats`: what there is; `control`, `dead`, `parked`, `token`: what an operator does
 //! - `value`: times, durations and pairs on the command line
 
 mod bulk;
@@ -19,6 +18,8 @@ mod dead;
 mod drops;
 mod emit;
 mod failure;
+mod key;
+mod limit;
 mod list;
 mod listen;
 mod outage;
@@ -71,18 +72,27 @@ pub(crate) enum Command {
     /// Show an event and what became of it in each subscription
     #[command(after_help = help(list::EVENT))]
     Event(Client<list::Event>),
-    /// Pause a subscription: its events wait
+    /// Show the retained events of a key, back or forth
+    #[command(after_help = help(key::EXAMPLES))]
+    Key(Client<key::Args>),
+    /// Pause a subscription, or all whose names match: their events wait
     #[command(after_help = help(control::PAUSE))]
     Pause(Client<control::Set>),
-    /// Remove the pause of a subscription
+    /// Remove the pause of a subscription or pattern
     #[command(after_help = help(control::RESUME))]
     Resume(Client<control::Remove>),
-    /// Block a subscription, as an administrator
+    /// Block a subscription, or all whose names match, as an administrator
     #[command(after_help = help(control::BLOCK))]
     Block(Client<control::Set>),
-    /// Remove the block of a subscription
+    /// Remove the block of a subscription or pattern
     #[command(after_help = help(control::UNBLOCK))]
     Unblock(Client<control::Remove>),
+    /// Show the rules for all subscriptions whose names match
+    #[command(after_help = help(control::RULES))]
+    Rules(Client<list::Nothing>),
+    /// Limit what all workers of a subscription do together
+    #[command(after_help = help(limit::EXAMPLES))]
+    Limit(Client<limit::Args>),
     /// List, replay or drop the dead events of a subscription
     #[command(after_help = help(dead::EXAMPLES))]
     Dead(Client<dead::Args>),
@@ -154,10 +164,13 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Stats(it) => stats::run(cx(&it)?, it.args).await,
         Command::Workers(it) => list::workers(cx(&it)?).await,
         Command::Event(it) => list::event(cx(&it)?, it.args).await,
+        Command::Key(it) => key::run(cx(&it)?, it.args).await,
         Command::Pause(it) => control::set(cx(&it)?, "pause", it.args).await,
-        Command::Resume(it) => control::remove(cx(&it)?, "resume", it.args).await,
+        Command::Resume(it) => control::remove(cx(&it)?, "pause", it.args).await,
         Command::Block(it) => control::set(cx(&it)?, "block", it.args).await,
-        Command::Unblock(it) => control::remove(cx(&it)?, "unblock", it.args).await,
+        Command::Unblock(it) => control::remove(cx(&it)?, "block", it.args).await,
+        Command::Rules(it) => control::list(cx(&it)?).await,
+        Command::Limit(it) => limit::run(cx(&it)?, it.args).await,
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,
         Command::Drops(it) => drops::run(cx(&it)?, it.args).await,

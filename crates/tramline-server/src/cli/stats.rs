@@ -29,6 +29,7 @@ const SUBSCRIPTION: &[Column] = &[
     ("PARKED", |it| cell(&it["counts"]["parked"])),
     ("DEAD", |it| cell(&it["counts"]["dead"])),
     ("OLDEST READY", |it| cell(&it["oldest_ready_at"])),
+    ("OLDEST DEAD", |it| cell(&it["oldest_dead_at"])),
     ("STOPPED BY", |it| cell(&it["stopped_by"])),
 ];
 

@@ -8,6 +8,19 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|error| format!("{error}; use something like 500ms, 5s, 2m or 1h"))
 }
 
+/// So many in a time, such as `10/s`, `100/m` or `5/30s`.
+pub(crate) fn rate(text: &str) -> Result<(u32, Duration), String> {
+    let wrong = || "use something like 10/s, 100/m or 5/30s".to_owned();
+    let (events, per) = text.split_once('/').ok_or_else(wrong)?;
+    let events = events.parse().ok().filter(|events| *events > 0).ok_or_else(wrong)?;
+    let per = if per.starts_with(|first: char| first.is_ascii_digit()) {
+        per.to_owned()
+    } else {
+        format!("1{per}")
+    };
+    Ok((events, humantime::parse_duration(&per).map_err(|_| wrong())?))
+}
+
 /// A time such as `2030-01-31T12:00:00Z`, as the server wants it.
 pub(crate) fn time(text: &str) -> Result<String, String> {
     match humantime::parse_rfc3339_weak(text) {
@@ -65,6 +78,16 @@ mod tests {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
         assert!(duration("5").is_err() && duration("soon").is_err());
+    }
+
+    #[test]
+    fn a_rate_is_a_number_in_a_time() {
+        assert_eq!(rate("10/s"), Ok((10, Duration::from_secs(1))));
+        assert_eq!(rate("100/m"), Ok((100, Duration::from_secs(60))));
+        assert_eq!(rate("5/30s"), Ok((5, Duration::from_secs(30))));
+        for bad in ["10", "0/s", "-1/s", "x/s", "10/", "10/x"] {
+            assert!(rate(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

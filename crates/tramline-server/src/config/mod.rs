@@ -44,6 +44,7 @@ pub(crate) struct Config {
     pub(crate) listen: String,
     pub(crate) store: String,
     pub(crate) store_listen_url: Option<String>,
+    pub(crate) wake: Option<String>,
     pub(crate) tls_cert: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
     pub(crate) root_token: Option<String>,
@@ -77,6 +78,8 @@ pub(crate) struct Config {
     pub(crate) routemaster_scaling_deadline_ms: u64,
     pub(crate) statsd: Option<String>,
     pub(crate) statsd_prefix: String,
+    pub(crate) otlp_endpoint: Option<String>,
+    pub(crate) otlp_sample: f64,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -135,6 +138,17 @@ impl Config {
         Ok(())
     }
 
+    fn check_otlp(&self) -> Result<(), BoxError> {
+        let http = |url: &String| url.starts_with("http://") || url.starts_with("https://");
+        if self.otlp_endpoint.as_ref().is_some_and(|url| !http(url)) {
+            return Err("otlp_endpoint is not a URL: write it like http://localhost:4318".into());
+        }
+        if !(0.0..=1.0).contains(&self.otlp_sample) {
+            return Err("otlp_sample is out of range: use 0 (nothing) to 1 (everything)".into());
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), BoxError> {
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return Err("TLS needs both a certificate and a key: set tls_cert and tls_key, or neither".into());
@@ -162,6 +176,7 @@ impl Config {
         self.keyring()?;
         self.guard()?;
         self.check_statsd()?;
+        self.check_otlp()?;
         let kept = [self.keep_open_tallies_ms, self.keep_sealed_tallies_ms];
         if kept.iter().any(|millis| !(SHORTEST_KEEPING_MS..=LONGEST_KEEPING_MS).contains(millis)) {
             return Err(

@@ -48,7 +48,9 @@ fn secret(name: &str) -> String {
 /// A value as TOML, without the password that a URL may hold.
 fn shown(name: &str, value: &toml::Value) -> String {
     match value.as_str() {
-        Some(url) if name.starts_with("store") => toml::Value::from(without_password(url)).to_string(),
+        Some(url) if name.starts_with("store") || name == "wake" => {
+            toml::Value::from(without_password(url)).to_string()
+        }
         _ => value.to_string(),
     }
 }
@@ -93,12 +95,14 @@ mod tests {
     fn every_setting_is_printed() {
         let all = Config {
             store_listen_url: Some("x".into()),
+            wake: Some("x".into()),
             tls_cert: Some("x".into()),
             tls_key: Some("x".into()),
             root_token: Some("long enough".into()),
             secret_key: Some("hidden".into()),
             push_proxy: Some("x".into()),
             statsd: Some("localhost:8125".into()),
+            otlp_endpoint: Some("http://localhost:4318".into()),
             address_file: Some("x".into()),
             store_limit_bytes: Some(1 << 30),
             ..Settings::default().resolve().unwrap()

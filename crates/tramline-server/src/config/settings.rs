@@ -19,6 +19,8 @@ pub(crate) struct Args {
 pub(super) const ROOT_TOKEN: &str = "TRAMLINE_ROOT_TOKEN";
 /// The environment variable with the keys for secrets at rest.
 pub(super) const SECRET_KEY: &str = "TRAMLINE_SECRET_KEY";
+/// Where everybody else looks for the collector of traces.
+const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 /// What a flag, the environment or a file may set. Nothing is required.
 #[derive(clap::Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -32,6 +34,10 @@ pub(crate) struct Settings {
     /// PostgreSQL behind a pooler: where to LISTEN, past the pooler
     #[arg(long, env = "TRAMLINE_STORE_LISTEN_URL")]
     store_listen_url: Option<String>,
+    /// What carries wake-ups between nodes, whatever the store: nats://host:4222, redis://host:6379, postgres://host/db, or in-process for a
+    /// single node; chosen by the store unless set
+    #[arg(long, env = "TRAMLINE_WAKE")]
+    wake: Option<String>,
     /// Certificate chain for TLS, in PEM; read again when it changes
     #[arg(long, env = "TRAMLINE_TLS_CERT")]
     tls_cert: Option<PathBuf>,
@@ -132,6 +138,12 @@ pub(crate) struct Settings {
     /// What the names of these metrics begin with
     #[arg(long, env = "TRAMLINE_STATSD_PREFIX")]
     statsd_prefix: Option<String>,
+    /// Send traces to this collector, by OTLP over HTTP, such as http://localhost:4318; OTEL_EXPORTER_OTLP_ENDPOINT unless set
+    #[arg(long, env = "TRAMLINE_OTLP_ENDPOINT")]
+    otlp_endpoint: Option<String>,
+    /// The share of the traces that begin here which is recorded, from 0 to 1
+    #[arg(long, env = "TRAMLINE_OTLP_SAMPLE")]
+    otlp_sample: Option<f64>,
     /// What to log, such as info or warn,tramline=debug
     #[arg(long, env = "TRAMLINE_LOG")]
     log: Option<String>,
@@ -150,9 +162,10 @@ impl Args {
             None => Settings::default(),
         };
         let mut settings = self.settings;
-        let secret = |name| std::env::var(name).ok().filter(|secret: &String| !secret.is_empty());
-        settings.root_token = secret(ROOT_TOKEN);
-        settings.secret_key = secret(SECRET_KEY);
+        let said = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+        settings.root_token = said(ROOT_TOKEN);
+        settings.secret_key = said(SECRET_KEY);
+        settings.otlp_endpoint = settings.otlp_endpoint.or_else(|| said(OTLP_ENDPOINT));
         settings.or(file).resolve()
     }
 }
@@ -171,6 +184,7 @@ impl Settings {
             listen: self.listen.or(other.listen),
             store: self.store.or(other.store),
             store_listen_url: self.store_listen_url.or(other.store_listen_url),
+            wake: self.wake.or(other.wake),
             tls_cert: self.tls_cert.or(other.tls_cert),
             tls_key: self.tls_key.or(other.tls_key),
             root_token: self.root_token.or(other.root_token),
@@ -208,6 +222,8 @@ impl Settings {
                 .or(other.routemaster_scaling_deadline_ms),
             statsd: self.statsd.or(other.statsd),
             statsd_prefix: self.statsd_prefix.or(other.statsd_prefix),
+            otlp_endpoint: self.otlp_endpoint.or(other.otlp_endpoint),
+            otlp_sample: self.otlp_sample.or(other.otlp_sample),
             log: self.log.or(other.log),
             log_format: self.log_format.or(other.log_format),
         }
@@ -218,6 +234,7 @@ impl Settings {
             listen: self.listen.unwrap_or_else(|| "127.0.0.1:7070".into()),
             store: self.store.unwrap_or_else(|| "sqlite://tramline.db".into()),
             store_listen_url: self.store_listen_url,
+            wake: self.wake,
             tls_cert: self.tls_cert,
             tls_key: self.tls_key,
             root_token: self.root_token,
@@ -251,6 +268,8 @@ impl Settings {
             routemaster_scaling_deadline_ms: self.routemaster_scaling_deadline_ms.unwrap_or(1_000),
             statsd: self.statsd,
             statsd_prefix: self.statsd_prefix.unwrap_or_else(|| "routemaster".into()),
+            otlp_endpoint: self.otlp_endpoint,
+            otlp_sample: self.otlp_sample.unwrap_or(1.0),
             log: self.log.unwrap_or_else(|| "info".into()),
             log_format: self.log_format.unwrap_or_default(),
         };
@@ -280,6 +299,8 @@ mod tests {
             "push_requests = 0",
             "statsd = 'localhost'",
             "statsd_prefix = 'a b'",
+            "otlp_endpoint = 'localhost:4318'",
+            "otlp_sample = 1.1",
             "keep_open_tallies_ms = 1",
             "store_limit_bytes = 1000",
         ] {

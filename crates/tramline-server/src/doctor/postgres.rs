@@ -1,14 +1,12 @@
 //! A PostgreSQL server: durable, able to clean up behind a queue, and with room for its nodes.
 
 use super::finding::{Finding, Severity, span};
+use super::server::{self, Open};
 use crate::figures::bytes;
-use std::time::Duration;
-use tramline::store::examine::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
+use tramline::store::examine::{PostgresFigures, ReplicationSlot, TableFigures};
 
 /// The oldest server that has everything.
 const OLDEST: i32 = 140_000;
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(3600);
 /// Dead rows below this are the next vacuum's; a busy queue has that many at any time.
 const MANY_DEAD: i64 = 100_000;
 const OLD_SLOT: i64 = 1_000_000;
@@ -21,11 +19,11 @@ pub(super) fn check(figures: &PostgresFigures) -> Vec<Finding> {
     findings.extend(read_only(figures));
     findings.extend(settings(figures));
     findings.extend(connections(figures));
-    findings.extend(figures.holders.iter().filter_map(holder));
+    findings.extend(figures.holders.iter().filter_map(|holder| server::holder(holder, &OPEN)));
     findings.extend(figures.slots.iter().filter_map(slot));
     findings.extend(figures.tables.iter().filter_map(dead_rows));
     findings.extend(figures.tables.iter().filter_map(neglected));
-    findings.extend(figures.waits.iter().filter_map(wait));
+    findings.extend(figures.waits.iter().filter_map(|wait| server::wait(wait, "process", WAIT)));
     findings.extend(figures.invalid_indexes.iter().map(|name| invalid(name)));
     findings
 }
@@ -85,44 +83,21 @@ fn connections(figures: &PostgresFigures) -> Option<Finding> {
     // One more listens.
     let node = i64::from(figures.pool) + 1;
     let remedy = "raise max_connections of the server, lower max_connections in the URL, or use a pooler";
-    if node > room {
-        let what =
-            format!("a node may use {node} connections, but the server gives {room} to ordinary users");
-        return Some(Finding::serious("connections", what, remedy));
-    }
-    let what = format!("{} of {room} connections are in use; another node may need {node}", figures.sessions);
-    (figures.sessions + node > room).then(|| Finding::warning("connections", what, remedy))
+    server::connections(figures.sessions, node, room, remedy)
 }
 
 fn setting<'a>(figures: &'a PostgresFigures, name: &str) -> &'a str {
     figures.settings.get(name).map_or("", String::as_str)
 }
 
-/// As long as it is open, no row that died since it began can be removed, and claims have to step over all of them.
-fn holder(holder: &Holder) -> Option<Finding> {
-    let age = holder.age?;
-    let (patience, how, remedy) = match holder.holds {
-        Holds::Idle => (
-            MINUTE,
-            "is idle in a transaction",
-            "find out why it does not go on; SELECT pg_terminate_backend(PROCESS) ends it, \
-             idle_in_transaction_session_timeout prevents it",
-        ),
-        Holds::Running => (
-            5 * MINUTE,
-            "has had a transaction open",
-            "let long reports run on a standby, or in parts; SELECT pg_terminate_backend(PROCESS) ends it",
-        ),
-        Holds::Prepared => (
-            5 * MINUTE,
-            "has been prepared",
-            "have its coordinator finish it, or COMMIT PREPARED or ROLLBACK PREPARED",
-        ),
-    };
-    let severity = if age > HOUR { Severity::Serious } else { Severity::Warning };
-    let what = format!("{} {how} for {}: dead rows stay", holder.who, span(age));
-    (age > patience).then(|| Finding::new(severity, "horizon", what, remedy))
-}
+const OPEN: Open = Open {
+    so: "dead rows stay",
+    idle: "find out why it does not go on; SELECT pg_terminate_backend(PROCESS) ends it, \
+           idle_in_transaction_session_timeout prevents it",
+    running: "let long reports run on a standby, or in parts; SELECT pg_terminate_backend(PROCESS) ends it",
+    prepared: "have its coordinator finish it, or COMMIT PREPARED or ROLLBACK PREPARED",
+};
+const WAIT: &str = "look what those do in pg_stat_activity; SELECT pg_terminate_backend(PROCESS) ends one";
 
 fn slot(slot: &ReplicationSlot) -> Option<Finding> {
     let remedy = "bring its reader back, or SELECT pg_drop_replication_slot(NAME)";
@@ -154,19 +129,6 @@ fn neglected(table: &TableFigures) -> Option<Finding> {
     table.is_neglected.then(|| Finding::serious("vacuum", what, remedy))
 }
 
-fn wait(wait: &LockWait) -> Option<Finding> {
-    let blockers: Vec<String> = wait.blocked_by.iter().map(ToString::to_string).collect();
-    let what = format!(
-        "process {} has waited for a lock for {}, behind {}",
-        wait.process,
-        span(wait.age),
-        blockers.join(", ")
-    );
-    let remedy = "look what those do in pg_stat_activity; SELECT pg_terminate_backend(PROCESS) ends one";
-    let severity = if wait.age > MINUTE { Severity::Serious } else { Severity::Warning };
-    (wait.age > Duration::from_secs(5)).then(|| Finding::new(severity, "locks", what, remedy))
-}
-
 fn invalid(name: &str) -> Finding {
     let what = format!("the index {name} is not valid, so it is not used");
     Finding::serious("indexes", what, format!("REINDEX INDEX CONCURRENTLY {name}"))
@@ -175,6 +137,8 @@ fn invalid(name: &str) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+    use tramline::store::examine::{Holder, Holds, LockWait};
 
     fn healthy() -> PostgresFigures {
         let settings = [("max_connections", "100"), ("superuser_reserved_connections", "3"), ("fsync", "on")];

@@ -15,6 +15,7 @@ pub(super) struct Queue {
     pub(super) name: String,
     pub(super) counts: Counts,
     pub(super) oldest_ready: Option<Duration>,
+    pub(super) oldest_dead: Option<Duration>,
     pub(super) rules: Vec<Rule>,
     /// For how long the key has waited that has waited longest.
     pub(super) parked_for: Option<Duration>,
@@ -33,11 +34,13 @@ pub(super) fn check(queues: &[Queue]) -> Vec<Finding> {
 fn stopped(queue: &Queue) -> Option<Finding> {
     let rule = queue.rules.first()?;
     let reason = if rule.reason.is_empty() { "no reason given" } else { &rule.reason };
-    let what = format!("{} is stopped ({} by {}: {reason})", queue.name, rule.kind.as_str(), rule.by);
+    let of = rule.source.as_ref().map(|(_, pattern)| format!(" of {pattern}")).unwrap_or_default();
+    let what = format!("{} is stopped ({}{of} by {}: {reason})", queue.name, rule.kind.as_str(), rule.by);
+    let name = rule.source.as_ref().map_or_else(|| queue.name.clone(), |(_, pattern)| format!("'{pattern}'"));
     Some(Finding::note(
         "rules",
         what,
-        format!("`tramline resume {0}` or `tramline unblock {0}` when it is over", queue.name),
+        format!("`tramline resume {name}` or `tramline unblock {name}` when it is over"),
     ))
 }
 
@@ -115,7 +118,9 @@ fn dead(queue: &Queue) -> Option<Finding> {
         "`tramline dead list {0}`, then `tramline dead replay {0} ID` or `tramline dead drop {0} ID`",
         queue.name
     );
-    (dead > 0).then(|| Finding::warning("dead", format!("{} has {dead} dead events", queue.name), remedy))
+    let age = queue.oldest_dead.map(|age| format!(", the oldest for {}", span(age))).unwrap_or_default();
+    let what = format!("{} has {dead} dead events{age}", queue.name);
+    (dead > 0).then(|| Finding::warning("dead", what, remedy))
 }
 
 /// How far a server's clock is from ours, in milliseconds: as little as the time that asking took allows.
@@ -146,7 +151,14 @@ mod tests {
     }
 
     fn pause() -> Rule {
-        Rule { kind: RuleKind::Pause, by: "ada".into(), reason: "move".into(), since: Time(0), until: None }
+        Rule {
+            kind: RuleKind::Pause,
+            by: "ada".into(),
+            reason: "move".into(),
+            since: Time(0),
+            until: None,
+            source: None,
+        }
     }
 
     #[test]

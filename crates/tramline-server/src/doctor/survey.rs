@@ -27,6 +27,7 @@ pub(super) async fn queues(store: &dyn Store) -> Result<Vec<Queue>> {
             name: subscription.name.to_string(),
             counts: stats.counts,
             oldest_ready: stats.oldest_ready_at.map(|at| now.since(at)),
+            oldest_dead: stats.oldest_dead_at.map(|at| now.since(at)),
             rules: stats.rules,
             parked_for: parked_for(store, &subscription, now).await?,
             is_push: push.is_some(),

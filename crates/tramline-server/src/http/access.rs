@@ -15,6 +15,8 @@ use tramline::{Store, Time};
 
 /// How often nodes tell each other of tokens and workers, through the store.
 pub(crate) const EVERY: Duration = Duration::from_secs(2);
+/// Tokens are not read more often than this because of some that are not known.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The tokens of the store, and the root token.
 pub(crate) struct Access {
@@ -23,7 +25,7 @@ pub(crate) struct Access {
     /// Who calls without a token, where that is allowed: on loopback, while there are none.
     anybody: Option<Caller>,
     known: RwLock<Known>,
-    /// When tokens were last read, so that wrong ones do not cause more reading than right ones.
+    /// When tokens were last read. Who has to know better waits for one reading together with others.
     read_at: tokio::sync::Mutex<Option<Instant>>,
     used: Mutex<HashMap<String, Time>>,
 }
@@ -63,6 +65,12 @@ impl Access {
     /// True if nobody can call with a token, because there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.root.is_none() && self.known().tokens.is_empty()
+    }
+
+    /// True if this is the root's token.
+    pub(crate) fn is_root(&self, secret: &str) -> bool {
+        let hash = hash(secret);
+        self.root.as_ref().is_some_and(|(root, _)| bool::from(root.ct_eq(&hash)))
     }
 
     /// True while nobody needs a token: on loopback, while there are none.
@@ -133,7 +141,10 @@ impl Access {
 
     /// Reads the tokens now: something has changed.
     pub(crate) async fn read(&self) -> tramline::Result<()> {
-        let mut read_at = self.read_at.lock().await;
+        self.read_at(&mut *self.read_at.lock().await).await
+    }
+
+    async fn read_at(&self, read_at: &mut Option<Instant>) -> tramline::Result<()> {
         *read_at = Some(Instant::now());
         let (tokens, time) = (self.store.tokens().await?, self.store.now().await?);
         let tokens = tokens.into_iter().map(|token| (token.hash, Caller::of(token))).collect();
@@ -142,9 +153,17 @@ impl Access {
         Ok(())
     }
 
+    /// Knows afterwards what was in the store when it was called.
     async fn read_again(&self) {
-        let recent = self.read_at.lock().await.is_some_and(|at| at.elapsed() < EVERY / 2);
-        if !recent && let Err(error) = self.read().await {
+        let called = Instant::now();
+        let mut read_at = self.read_at.lock().await;
+        if read_at.is_some_and(|at| at >= called) {
+            return;
+        }
+        if let Some(at) = *read_at {
+            tokio::time::sleep(PAUSE.saturating_sub(at.elapsed())).await;
+        }
+        if let Err(error) = self.read_at(&mut read_at).await {
             tracing::warn!(error = %error, "tokens cannot be read; those that are known go on");
         }
     }

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
 use flate2::write::GzDecoder;
 use http_body_util::BodyExt;
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use std::io::Write;
 use std::time::Duration;
 
@@ -117,7 +117,7 @@ fn check(size: usize, limit: usize) -> Answer<()> {
 }
 
 /// The value in a JSON body. An empty body stands for an empty object.
-pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
+pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Answer<T> {
     let body = if body.trim_ascii().is_empty() { b"{}" } else { body };
     Ok(serde_json::from_slice::<Object<T>>(body)?.0)
 }

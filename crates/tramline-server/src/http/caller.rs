@@ -79,6 +79,31 @@ impl Caller {
         if matches(&self.0.subscriptions, name) { Ok(()) } else { Err(forbidden()) }
     }
 
+    /// Checks a scope in all subscriptions that a pattern means, be they there or not: one of the caller's patterns has to cover it.
+    pub(crate) fn covers(&self, any: &[Scope], pattern: &Pattern) -> Answer<()> {
+        self.needs(any)?;
+        let own = self.0.subscriptions.as_deref();
+        if own.is_none_or(|own| own.iter().any(|own| own.covers(pattern))) {
+            Ok(())
+        } else {
+            Err(forbidden())
+        }
+    }
+
+    /// The topics that the caller is limited to.
+    pub(crate) fn topics(&self) -> Option<&[Pattern]> {
+        self.0.topics.as_deref()
+    }
+
+    /// True if nothing in these topics is hidden from the caller; `None` stands for all.
+    pub(crate) fn covers_topics(&self, topics: Option<&[Pattern]>) -> bool {
+        match (&self.0.topics, topics) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(own), Some(all)) => all.iter().all(|one| own.iter().any(|own| own.covers(one))),
+        }
+    }
+
     /// Checks that everything a subscription consumes may be seen too.
     pub(crate) fn consumes<T: AsRef<str>>(&self, topics: &[T]) -> Answer<()> {
         if topics.iter().all(|topic| self.sees_topic(topic.as_ref())) { Ok(()) } else { Err(forbidden()) }

@@ -11,9 +11,7 @@ use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use crate::http::subscriptions::named;
 use axum::Extension;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -59,6 +57,10 @@ pub(crate) struct ClaimIn {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Claims<'a> {
     events: Vec<ClaimOut<'a>>,
+    /// If a limit of the subscription is why there are no more events: when to look again at the latest. There may be some earlier,
+    /// when others are settled
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limited_until: Option<When>,
 }
 
 /// A claimed event.
@@ -89,11 +91,11 @@ pub(crate) async fn claim(
     caller: Caller,
     Extension(slot): Extension<Slot>,
     name: Name,
-    headers: HeaderMap,
-    body: Body,
+    request: Request,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, CONSUME, name).await?;
-    let body = app.read(&headers, body).await?;
+    let (head, body) = request.into_parts();
+    let body = app.read(&head.headers, body).await?;
     let claim: ClaimIn = body::parse(&body)?;
     claim.check()?;
     let policy = &subscription.policy;
@@ -137,7 +139,8 @@ fn write(claimed: &Claimed) -> Answer<Vec<u8>> {
         events.extend(slice.events.iter().map(|event| ClaimOut::new(slice, lease, event)));
     }
     events.sort_by_key(|event| event.event.id.0);
-    Ok(serde_json::to_vec(&Claims { events })?)
+    let limited_until = claimed.next_due.filter(|_| claimed.limited).map(When);
+    Ok(serde_json::to_vec(&Claims { events, limited_until })?)
 }
 
 impl<'a> ClaimOut<'a> {

@@ -39,6 +39,11 @@ pub(crate) struct RuleOut {
     reason: String,
     since: When,
     until: Option<When>,
+    /// The pattern, if it comes from a rule for all subscriptions whose names match
+    #[schema(value_type = Option<schema::Pattern>)]
+    pattern: Option<String>,
+    /// The number of that rule
+    rule: Option<String>,
 }
 
 impl From<Rule> for RuleOut {
@@ -49,6 +54,8 @@ impl From<Rule> for RuleOut {
             reason: rule.reason,
             since: When(rule.since),
             until: rule.until.map(When),
+            rule: rule.source.as_ref().map(|(id, _)| id.to_string()),
+            pattern: rule.source.map(|(_, pattern)| pattern.to_string()),
         }
     }
 }
@@ -85,9 +92,9 @@ impl Act {
             Act::Pause => {
                 "Stops a subscription until it is resumed, or until a time. Events are kept; running ones go on."
             }
-            Act::Resume => "Removes a pause. A block stays.",
+            Act::Resume => "Removes a pause. A block stays, and so does a pause by pattern.",
             Act::Block => "An admin stops a subscription until it is unblocked, or until a time.",
-            Act::Unblock => "Removes a block. A pause stays.",
+            Act::Unblock => "Removes a block. A pause stays, and so does a block by pattern.",
         }
     }
 
@@ -127,13 +134,8 @@ pub(crate) async fn rule(
     let subscription = named(&app, &caller, &[act.scope().0], name).await?;
     let body = app.read(&headers, body).await?;
     let rule: RuleIn = body::parse(&body)?;
-    if rule.reason.len() > MAX_REASON || rule.reason.contains('\0') {
-        return Err(Problem::invalid(
-            "the reason is not a short text",
-            "use at most 1,000 bytes without NUL",
-        ));
-    }
-    let (tram, name, by, reason) = (&app.tram, &*subscription.name, caller.name(), &*rule.reason);
+    let reason = &*checked_reason(rule.reason)?;
+    let (tram, name, by) = (&app.tram, &*subscription.name, caller.name());
     let until = rule.until.map(|until| until.0);
     match act {
         Act::Pause => app.ask(tram.pause(name, by, reason, until)).await?,
@@ -143,4 +145,12 @@ pub(crate) async fn rule(
     }
     let stats = app.ask(tram.stats(name)).await?;
     Ok(ok(Rules { rules: stats.rules.into_iter().map(RuleOut::from).collect() }).into_response())
+}
+
+/// A reason, if it is short.
+pub(crate) fn checked_reason(reason: String) -> Answer<String> {
+    if reason.len() <= MAX_REASON && !reason.contains('\0') {
+        return Ok(reason);
+    }
+    Err(Problem::invalid("the reason is not a short text", "use at most 1,000 bytes without NUL"))
 }

@@ -4,6 +4,7 @@ use crate::http::app::Shared;
 use crate::http::body;
 use crate::http::caller::Caller;
 use crate::http::json::{EventOut, Id, List, Object, When, ok};
+use crate::http::letters::{FailureOut, MOST, WhichIn};
 use crate::http::params::{IdPage, Name, Params};
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
@@ -14,12 +15,10 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tramline::Scope;
-use tramline::store::verbs::{DeadEvent, ParkedKey, Which};
+use tramline::store::verbs::{DeadEvent, ParkedKey};
 use utoipa::ToSchema;
 
 const MANAGE: &[Scope] = &[Scope::Manage];
-/// How many ids or keys one request names at most.
-const MOST: usize = 10_000;
 
 /// A dead or held event.
 #[derive(Serialize, ToSchema)]
@@ -33,6 +32,8 @@ pub(crate) struct DeadOut<'a> {
     /// Why it failed last
     error: &'a str,
     died_at: When,
+    /// Why its last attempts failed, oldest first; 10 at most
+    failures: Vec<FailureOut>,
 }
 
 impl<'a> From<&'a DeadEvent> for DeadOut<'a> {
@@ -43,6 +44,7 @@ impl<'a> From<&'a DeadEvent> for DeadOut<'a> {
             crashes: dead.crashes,
             error: &dead.error,
             died_at: When(dead.died_at),
+            failures: dead.failures.iter().map(FailureOut::from).collect(),
         }
     }
 }
@@ -63,43 +65,13 @@ pub(crate) async fn dead(
     Ok(ok(List { items: dead.iter().map(DeadOut::from).collect(), next }).into_response())
 }
 
-/// Which dead events.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(max_properties = 1)]
-pub(crate) struct WhichIn {
-    #[schema(max_items = 10000)]
-    ids: Option<Vec<Id>>,
-    #[serde(default)]
-    all: bool,
-    /// Those that died at or after this time
-    since: Option<When>,
-}
-
-impl WhichIn {
-    fn which(self) -> Answer<Which> {
-        match (self.ids, self.all, self.since) {
-            (Some(ids), false, None) if ids.len() <= MOST => {
-                Ok(Which::Ids(ids.into_iter().map(|id| id.0).collect()))
-            }
-            (Some(_), false, None) => Err(Problem::invalid("there are too many ids", "name at most 10,000")),
-            (None, true, None) => Ok(Which::All),
-            (None, false, Some(since)) => Ok(Which::Since(since.0)),
-            _ => Err(Problem::invalid(
-                "it is not clear which events are meant",
-                "set one of ids, all or since",
-            )),
-        }
-    }
-}
-
 /// How many.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Count {
     count: u64,
 }
 
-/// Runs dead and held events again, with their attempts counted anew.
+/// Runs dead and held events again, with their attempts counted anew; with a rate, one after the other.
 #[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/replay", tag = "dead", params(("name" = schema::Name, Path)),
     request_body = WhichIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
 pub(crate) async fn replay(
@@ -111,8 +83,12 @@ pub(crate) async fn replay(
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, name).await?;
     let body = app.read(&headers, body).await?;
-    let which = body::parse::<WhichIn>(&body)?.which()?;
-    let count = app.ask(app.tram.replay(&subscription.name, which)).await?;
+    let which: WhichIn = body::parse(&body)?;
+    let (rate, which) = (which.rate()?, which.which()?);
+    let count = match rate {
+        None => app.ask(app.tram.replay(&subscription.name, which)).await?,
+        Some(rate) => app.ask(app.tram.replay_at(&subscription.name, which, rate)).await?,
+    };
     Ok(ok(Count { count }).into_response())
 }
 
@@ -128,7 +104,11 @@ pub(crate) async fn drop(
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, name).await?;
     let body = app.read(&headers, body).await?;
-    let which = body::parse::<WhichIn>(&body)?.which()?;
+    let which: WhichIn = body::parse(&body)?;
+    if which.rate()?.is_some() {
+        return Err(Problem::invalid("what is dropped has no rate", "leave out `rate`"));
+    }
+    let which = which.which()?;
     let count = app.ask(app.tram.drop_dead(&subscription.name, which)).await?;
     Ok(ok(Count { count }).into_response())
 }

@@ -9,8 +9,9 @@ use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use crate::http::tallies::member::MemberIn;
-use axum::body::Body;
-use axum::extract::State;
+use crate::http::unique::UniqueIn;
+use crate::traces::request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
@@ -67,6 +68,10 @@ pub(crate) struct EventIn<'a> {
     #[serde(default)]
     #[schema(value_type = Option<MemberIn>)]
     tally: Option<Object<MemberIn>>,
+    /// Makes it unique: of one topic and unique key at most one event is pending
+    #[serde(default)]
+    #[schema(value_type = Option<UniqueIn>)]
+    unique: Option<Object<UniqueIn>>,
 }
 
 /// What was stored.
@@ -75,6 +80,9 @@ pub(crate) struct EmittedOut {
     id: Id,
     prev: Option<Id>,
     key: Option<String>,
+    /// True if this event was there already, because of its unique key: nothing was stored
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    duplicate: bool,
 }
 
 /// What was stored, in the order of the request.
@@ -85,7 +93,8 @@ pub(crate) struct Receipts {
 
 /// Emits one event, an array (all or nothing, up to 10,000) or lines of JSON (all or nothing per 1,024 lines). Any other content
 /// type is one event of raw bytes, with `tramline-key`, `tramline-type`, `tramline-delay-ms`, `tramline-priority`,
-/// `tramline-tally`, `tramline-tally-subscription`, `tramline-tally-within` and `tramline-header-*` as headers. Unknown topics are created.
+/// `tramline-tally`, `tramline-tally-subscription`, `tramline-tally-within`, `tramline-unique`, `tramline-unique-for-ms`,
+/// `tramline-unique-policy` and `tramline-header-*` as headers. Unknown topics are created.
 #[utoipa::path(post, path = "/v1/topics/{topic}/events", tag = "events",
     params(("topic" = schema::Name, Path, description = "The topic; / inside is written %2F"),
         ("Idempotency-Key" = Option<String>, Header, description = "Repeating it within a day stores nothing",
@@ -98,11 +107,12 @@ pub(crate) async fn emit(
     State(app): State<Shared>,
     caller: Caller,
     name: Name,
-    headers: HeaderMap,
-    body: Body,
+    request: Request,
 ) -> Answer<Response> {
     caller.topic(&[Scope::Publish], &name.0)?;
     let topic = name.checked("topic")?;
+    let (head, body) = request.into_parts();
+    let headers = head.headers;
     let content_type = content_type(&headers)?;
     let started = tokio::time::Instant::now();
     if content_type == "application/x-ndjson" {
@@ -125,19 +135,28 @@ pub(crate) async fn emit(
         first.event = first.event.clone().idempotency_key(key);
     }
     let (events, keys) = events.into_iter().map(|read| (read.event, read.key)).unzip();
-    let receipt = store(&app, &topic, events).await?;
+    let receipt = store(&app, &topic, &headers, events).await?;
     app.metrics.emit_seconds.observe(&topic, started.elapsed());
     let answer = Receipts { events: receipts(receipt, keys) };
     Ok(json_response(StatusCode::CREATED, serde_json::to_vec(&answer)?))
 }
 
-/// Stores events, and counts them.
-pub(crate) async fn store(app: &App, topic: &str, events: Vec<Event>) -> Answer<Receipt> {
-    let count = events.len() as u64;
+/// Stores events of a request, and counts them. They belong to the trace that it belongs to.
+pub(crate) async fn store(
+    app: &App,
+    topic: &str,
+    headers: &HeaderMap,
+    mut events: Vec<Event>,
+) -> Answer<Receipt> {
+    let context = request::context_of(headers);
+    if !context.is_empty() {
+        events = events.into_iter().map(|event| event.in_trace(&context)).collect();
+    }
     match app.ask(app.tram.emit(events)).await {
         Ok(receipt) => {
             if !receipt.repeated {
-                app.metrics.emitted.add(topic, count);
+                let stored = receipt.events.iter().filter(|event| !event.duplicate).count();
+                app.metrics.emitted.add(topic, stored as u64);
             }
             Ok(receipt)
         }
@@ -154,6 +173,7 @@ pub(crate) fn receipts(receipt: Receipt, keys: Vec<Option<String>>) -> Vec<Emitt
         id: Id(event.id),
         prev: event.prev.map(Id),
         key,
+        duplicate: event.duplicate,
     };
     receipt.events.into_iter().zip(keys).map(told).collect()
 }
@@ -235,6 +255,9 @@ impl EventIn<'_> {
         if let Some(member) = &tally {
             event = member.join(event);
         }
+        if let Some(Object(unique)) = self.unique {
+            event = event.unique(unique);
+        }
         Ok(Read { event, key, tally })
     }
 }
@@ -270,6 +293,9 @@ fn raw(topic: &str, headers: &HeaderMap, kind: &str, body: Bytes, max_payload: u
     let tally = MemberIn::in_headers(headers)?;
     if let Some(member) = &tally {
         event = member.join(event);
+    }
+    if let Some(unique) = UniqueIn::in_headers(headers)? {
+        event = event.unique(unique);
     }
     Ok(Read { event, key, tally })
 }

@@ -3,7 +3,8 @@
 use crate::http::app::Shared;
 use crate::http::caller::Caller;
 use crate::http::follow;
-use crate::http::json::{EventOut, Id, When, json_response, ok};
+use crate::http::json::{EventOut, Id, json_response, ok};
+use crate::http::life::DeliveryOut;
 use crate::http::params::{Name, Params, after_id, bounded};
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
@@ -14,8 +15,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use tramline::store::verbs::Delivery;
-use tramline::{EventId, Scope, Status, StoredEvent};
+use tramline::{EventId, Scope, StoredEvent};
 use utoipa::{IntoParams, ToSchema};
 
 /// What reading needs.
@@ -127,33 +127,6 @@ pub(crate) struct EventView<'a> {
     deliveries: Vec<DeliveryOut>,
 }
 
-/// What one subscription makes of an event.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct DeliveryOut {
-    subscription: String,
-    status: Status,
-    /// Which try is under way or next, from 1; the last one if it is dead, 0 if it is settled
-    attempt: u32,
-    /// Leases that ended by expiry
-    crashes: u32,
-    /// When it may run, or when its lease ends
-    due_at: Option<When>,
-    /// Who has it
-    worker: Option<String>,
-    /// The event of its key that it waits for
-    blocked_by: Option<Id>,
-    /// Why it failed last
-    error: Option<String>,
-}
-
-fn attempt(delivery: &Delivery) -> u32 {
-    match delivery.status {
-        Status::Settled => 0,
-        Status::Dead => delivery.attempts,
-        _ => delivery.attempts + 1,
-    }
-}
-
 /// One event, and where it is in every subscription.
 #[utoipa::path(get, path = "/v1/events/{id}", tag = "events", params(("id" = Id, Path)),
     responses((status = 200, body = EventView<'static>)), security(("token" = ["consume"]), ("token" = ["manage"])))]
@@ -161,21 +134,9 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
     caller.needs(READ)?;
     let view = app.ask(app.tram.event(name.id()?)).await?;
     let view = view.filter(|view| caller.sees_topic(&view.event.topic)).ok_or_else(unknown)?;
-    let told = |delivery: Delivery| DeliveryOut {
-        worker: delivery.worker.map(|owner| {
-            app.workers.name(owner).map_or_else(|| format!("{:x}", owner.0), |name| name.to_string())
-        }),
-        subscription: delivery.subscription.to_string(),
-        status: delivery.status,
-        attempt: attempt(&delivery),
-        crashes: delivery.crashes,
-        due_at: delivery.due_at.map(When),
-        blocked_by: delivery.blocked_by.map(Id),
-        error: delivery.error,
-    };
     let visible = caller.visible(&app.ask(app.tram.subscriptions()).await?);
     let deliveries = view.deliveries.into_iter().filter(|one| visible.contains(&one.subscription));
-    let deliveries = deliveries.map(told).collect();
+    let deliveries = deliveries.map(|delivery| DeliveryOut::new(&app, delivery)).collect();
     Ok(ok(EventView { event: EventOut::new(&view.event), deliveries }).into_response())
 }
 

@@ -5,6 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use jiff::fmt::temporal::DateTimePrinter;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -76,9 +77,12 @@ impl Serialize for When {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         // Times beyond the calendar, such as "never", are its last day.
         let time = jiff::Timestamp::from_millisecond(self.0.0).unwrap_or(jiff::Timestamp::MAX);
-        to.serialize_str(&format!("{time:.3}"))
+        to.serialize_str(&MILLIS.timestamp_to_string(&time))
     }
 }
+
+/// How times are written.
+const MILLIS: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
 
 impl<'de> Deserialize<'de> for When {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<When, D::Error> {

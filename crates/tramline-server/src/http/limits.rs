@@ -2,6 +2,7 @@
 
 use crate::http::app::Shared;
 use crate::http::problem::{Answer, Problem};
+use crate::traces::request;
 use axum::extract::{MatchedPath, Query, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
@@ -11,6 +12,7 @@ use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::OwnedSemaphorePermit;
+use tracing::Instrument;
 
 /// The room that a request takes. One that only waits may leave it.
 #[derive(Clone)]
@@ -59,7 +61,9 @@ pub(crate) async fn admit(State(door): State<Door>, mut request: Request, next: 
     let slot = Slot(Arc::new(Mutex::new(Some(permit))));
     request.extensions_mut().insert(caller);
     request.extensions_mut().insert(slot.clone());
-    let response = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    let route = path.as_ref().map_or("", MatchedPath::as_str);
+    let span = request::span(&app.tram, method.as_str(), route, request.headers());
+    let response = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone()).await;
     drop(slot);
     let response = response.unwrap_or_else(|_| {
         tracing::error!("a request handler panicked");
@@ -68,10 +72,11 @@ pub(crate) async fn admit(State(door): State<Door>, mut request: Request, next: 
             .into_response()
     });
     app.metrics.answered(response.status());
+    request::answered(&span, response.status().as_u16());
     // The path as it is routed, not as it came: names and keys may tell too much.
     tracing::debug!(
         %method,
-        path = path.as_ref().map_or("", MatchedPath::as_str),
+        path = route,
         by = who.name(),
         status = response.status().as_u16(),
         took_us = started.elapsed().as_micros() as u64,

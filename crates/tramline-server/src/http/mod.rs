@@ -2,8 +2,8 @@
 //!
 //! - [`routes`]: every route, on one page; [`openapi`], [`schema`]: their description, made from the same list
 //! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
-//! - [`emit`], [`ndjson`], [`events`], [`follow`]: events, in and out
-//! - [`topics`], [`subscriptions`], [`control`], [`dead`]: looking and steering
+//! - [`emit`] (with [`unique`]), [`ndjson`], [`events`], [`follow`]: events, in and out
+//! - [`topics`], [`subscriptions`] (with [`limited`]), [`control`], [`dead`]: looking and steering
 //! - [`tallies`]: fan-outs that are tracked to completion; [`schedules`]: what is emitted at certain times
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
 //! - [`stats`], [`drops`], [`metrics`], [`timed`], [`health`]: figures, and what is gone
@@ -14,6 +14,7 @@ pub(crate) mod access;
 pub(crate) mod app;
 pub(crate) mod body;
 pub(crate) mod caller;
+mod chain;
 mod claims;
 mod control;
 mod dead;
@@ -24,6 +25,9 @@ mod follow;
 mod given;
 pub(crate) mod health;
 pub(crate) mod json;
+mod letters;
+mod life;
+mod limited;
 pub(crate) mod limits;
 pub(crate) mod metrics;
 mod ndjson;
@@ -32,6 +36,7 @@ pub(crate) mod params;
 pub(crate) mod problem;
 pub(crate) mod push;
 pub(crate) mod routes;
+mod rules;
 mod schedules;
 mod schema;
 mod settle;
@@ -43,4 +48,5 @@ mod tests;
 pub(crate) mod timed;
 pub(crate) mod tokens;
 mod topics;
+mod unique;
 mod workers;

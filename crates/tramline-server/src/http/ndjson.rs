@@ -28,7 +28,7 @@ pub(crate) async fn emit(
 ) -> Answer<Response> {
     let mut reader = Reader::new(headers, body, app.config.body_timeout())?;
     let idempotency_key = emit::text(headers, "idempotency-key")?;
-    let mut stream = Stream { idempotency_key, ..Stream::new(app, caller, topic) };
+    let mut stream = Stream { idempotency_key, ..Stream::new(app, caller, topic, headers) };
     let mut lines = Lines::new(emit::longest_line(app.config.max_payload));
     loop {
         let piece = reader.next().await.map_err(|problem| stream.stopped(problem))?;
@@ -53,6 +53,7 @@ struct Stream<'a> {
     app: &'a App,
     caller: &'a Caller,
     topic: &'a str,
+    headers: &'a HeaderMap,
     idempotency_key: Option<&'a str>,
     group: Vec<Read>,
     bytes: usize,
@@ -65,11 +66,12 @@ struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    fn new(app: &'a App, caller: &'a Caller, topic: &'a str) -> Stream<'a> {
+    fn new(app: &'a App, caller: &'a Caller, topic: &'a str, headers: &'a HeaderMap) -> Stream<'a> {
         Stream {
             app,
             caller,
             topic,
+            headers,
             idempotency_key: None,
             group: Vec::new(),
             bytes: 0,
@@ -116,7 +118,7 @@ impl<'a> Stream<'a> {
         }
         self.groups += 1;
         let count = events.len() as u64;
-        let stored = emit::store(self.app, self.topic, events).await;
+        let stored = emit::store(self.app, self.topic, self.headers, events).await;
         let receipt = stored.map_err(|problem| problem.at_line(self.group_line, self.stored))?;
         self.stored += count;
         if self.receipts.len() + keys.len() > MOST_RECEIPTS {

@@ -5,8 +5,8 @@ use crate::http::control::Act;
 use crate::http::json::json_response;
 use crate::http::problem::Told;
 use crate::http::{
-    claims, control, dead, drops, emit, events, health, metrics, push, schedules, schema, settle, stats,
-    subscriptions, tallies, tokens, topics,
+    chain, claims, control, dead, drops, emit, events, health, metrics, push, rules, schedules, schema,
+    settle, stats, subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
 use axum::http::StatusCode;
@@ -34,6 +34,7 @@ use utoipa::{OpenApi as _, PartialSchema, ToSchema};
         topics::get,
         topics::delete,
         events::head,
+        chain::chain,
         events::get,
         events::cancel,
         subscriptions::list,
@@ -58,6 +59,9 @@ use utoipa::{OpenApi as _, PartialSchema, ToSchema};
         push::secrets::add,
         push::secrets::remove,
         drops::drops,
+        rules::create,
+        rules::list,
+        rules::delete,
         tallies::open::open,
         tallies::look::list,
         tallies::ack_many::ack_many,

@@ -9,8 +9,8 @@ use crate::http::limits::Door;
 use crate::http::params::Name;
 use crate::http::problem::Problem;
 use crate::http::{
-    claims, control, dead, drops, emit, events, health, limits, metrics, openapi, push, schedules, settle,
-    stats, subscriptions, tallies, tokens, topics,
+    chain, claims, control, dead, drops, emit, events, health, limits, metrics, openapi, push, rules,
+    schedules, settle, stats, subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
 use axum::body::Body;
@@ -86,6 +86,10 @@ fn guarded() -> Routes {
         .add::<push::secrets::__path_add, _, _>(push::secrets::add)
         .add::<push::secrets::__path_remove, _, _>(push::secrets::remove)
         .add::<drops::__path_drops, _, _>(drops::drops)
+        .add::<rules::__path_create, _, _>(rules::create)
+        .add::<rules::__path_list, _, _>(rules::list)
+        .add::<rules::__path_delete, _, _>(rules::delete)
+        .add::<chain::__path_chain, _, _>(chain::chain)
         .add::<tallies::open::__path_open, _, _>(tallies::open::open)
         .add::<tallies::look::__path_list, _, _>(tallies::look::list)
         .add::<tallies::ack_many::__path_ack_many, _, _>(tallies::ack_many::ack_many)

@@ -6,15 +6,17 @@ use crate::http::caller::Caller;
 use crate::http::claims::{CONSUME, LEASE, MAX_EVENTS, check_lease};
 use crate::http::emit::delay_of;
 use crate::http::json::{Id, Object, When, ok};
+use crate::http::metrics::runs;
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use crate::http::subscriptions::named;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::time::Duration;
 use tramline::store::verbs::Extended;
 use tramline::{Lease, Outcome};
@@ -23,25 +25,27 @@ use utoipa::ToSchema;
 /// What became of events.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct SettleIn {
+pub(crate) struct SettleIn<'a> {
+    #[serde(borrow)]
     #[schema(value_type = Vec<ResultIn>, max_items = 10000)]
-    results: Vec<Object<ResultIn>>,
+    results: Vec<Object<ResultIn<'a>>>,
 }
 
 /// What became of one event.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ResultIn {
+pub(crate) struct ResultIn<'a> {
     id: Id,
     /// As the claim gave it
-    lease: String,
+    #[serde(borrow)]
+    lease: Cow<'a, str>,
     outcome: OutcomeIn,
     /// `retry`: instead of what the policy says; `snooze`: how long
     #[schema(value_type = Option<schema::Millis>)]
     delay_ms: Option<u64>,
     /// What went wrong
-    #[serde(default)]
-    error: Option<String>,
+    #[serde(borrow, default)]
+    error: Option<Cow<'a, str>>,
 }
 
 /// What a handler says of an event.
@@ -77,10 +81,10 @@ pub(crate) enum SettleStatus {
     LeaseLost,
 }
 
-impl ResultIn {
+impl ResultIn<'_> {
     fn outcome(&self) -> Answer<Outcome> {
         let delay = self.delay_ms.map(delay_of).transpose()?;
-        let error = self.error.clone().unwrap_or_default();
+        let error = self.error.as_deref().unwrap_or_default().to_owned();
         Ok(match self.outcome {
             OutcomeIn::Done => Outcome::Done,
             OutcomeIn::Retry => Outcome::Retry { delay, error },
@@ -89,6 +93,9 @@ impl ResultIn {
         })
     }
 }
+
+/// What is counted where an outcome does not.
+const LOST: &str = "lease_lost";
 
 impl OutcomeIn {
     fn word(self) -> &'static str {
@@ -103,17 +110,17 @@ impl OutcomeIn {
 
 /// Writes outcomes back. May be partial; repeating it is harmless.
 #[utoipa::path(post, path = "/v1/subscriptions/{name}/settle", tag = "claims", params(("name" = schema::Name, Path)),
-    request_body = SettleIn, responses((status = 200, body = SettleOut)), security(("token" = ["consume"])))]
+    request_body = SettleIn<'static>, responses((status = 200, body = SettleOut)), security(("token" = ["consume"])))]
 pub(crate) async fn settle(
     State(app): State<Shared>,
     caller: Caller,
     name: Name,
-    headers: HeaderMap,
-    body: Body,
+    request: Request,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, CONSUME, name).await?;
-    let body = app.read(&headers, body).await?;
-    let settle: SettleIn = body::parse(&body)?;
+    let (head, body) = request.into_parts();
+    let body = app.read(&head.headers, body).await?;
+    let settle: SettleIn<'_> = body::parse(&body)?;
     if settle.results.len() > MAX_EVENTS as usize {
         return Err(Problem::invalid("there are too many results", "settle at most 10,000 events at once"));
     }
@@ -126,15 +133,22 @@ pub(crate) async fn settle(
         asked.push(lease.is_some());
         outcomes.extend(lease.map(|lease| (result.id.0, lease, outcome)));
     }
-    let mut answers = app.ask(app.tram.settle(subscription.id, outcomes)).await?.into_iter();
-    let mut results = Vec::with_capacity(settle.results.len());
-    for (Object(result), asked) in settle.results.iter().zip(asked) {
-        let accepted = asked && answers.next().unwrap_or(false);
-        let word = if accepted { result.outcome.word() } else { "lease_lost" };
-        app.metrics.settled.add_two(&subscription.name, word, 1);
-        let status = if accepted { SettleStatus::Settled } else { SettleStatus::LeaseLost };
-        results.push(ResultOut { id: result.id, status });
+    // Only what failed is kept with a name.
+    let failed = outcomes.iter().find(|(_, _, outcome)| !outcome.is_done());
+    let worker = failed.and_then(|(_, lease, _)| app.workers.name(lease.owner()));
+    let mut answers = app.ask(app.tram.settle(subscription.id, outcomes, worker)).await?.into_iter();
+    let accepted: Vec<bool> =
+        asked.into_iter().map(|asked| asked && answers.next().unwrap_or(false)).collect();
+    let words = settle.results.iter().zip(&accepted);
+    let words = words.map(|(Object(result), accepted)| if *accepted { result.outcome.word() } else { LOST });
+    for (word, count) in runs(words) {
+        app.metrics.settled.add_two(&subscription.name, word, count);
     }
+    let told = |(Object(result), accepted): (&Object<ResultIn<'_>>, bool)| ResultOut {
+        id: result.id,
+        status: if accepted { SettleStatus::Settled } else { SettleStatus::LeaseLost },
+    };
+    let results = settle.results.iter().zip(accepted).map(told).collect();
     Ok(ok(SettleOut { results }).into_response())
 }
 

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use std::collections::HashMap;
-use tramline::{Counts, Health, SubscriptionId};
+use tramline::{Counts, Health, RuleKind, SubscriptionId};
 use utoipa::ToSchema;
 
 /// How many subscriptions the figures are about, at most.
@@ -110,8 +110,10 @@ pub(crate) struct SubscriptionStats {
     name: String,
     counts: Counts,
     oldest_ready_at: Option<When>,
-    /// The rules that stop it
-    stopped_by: Vec<tramline::RuleKind>,
+    /// When the oldest dead event died
+    oldest_dead_at: Option<When>,
+    /// The kinds of rules that stop it, by name or by pattern
+    stopped_by: Vec<RuleKind>,
     /// How its sending stands, if it is pushed
     #[serde(skip_serializing_if = "Option::is_none")]
     delivery: Option<DeliveryOut>,
@@ -147,11 +149,14 @@ pub(crate) async fn stats(State(app): State<Shared>, caller: Caller) -> Answer<R
             let pending = Pending { counts: stats.counts, oldest_ready_at: stats.oldest_ready_at, now };
             DeliveryOut::new(push, &health, pending)
         });
+        let mut stopped_by: Vec<RuleKind> = stats.rules.iter().map(|rule| rule.kind).collect();
+        stopped_by.dedup();
         subscriptions.push(SubscriptionStats {
             name: subscription.name.to_string(),
             counts: stats.counts,
             oldest_ready_at: stats.oldest_ready_at.map(When),
-            stopped_by: stats.rules.iter().map(|rule| rule.kind).collect(),
+            oldest_dead_at: stats.oldest_dead_at.map(When),
+            stopped_by,
             delivery,
         });
     }

@@ -6,6 +6,7 @@ use crate::http::caller::Caller;
 use crate::http::control::RuleOut;
 use crate::http::events::READ;
 use crate::http::json::{List, NO_TIME, Object, When, ok, or_null, parse_time};
+use crate::http::limited::{LimitsIn, LimitsOut};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
 use crate::http::push::fields::{Fields, Sealer};
@@ -20,8 +21,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tramline::store::verbs::Stats;
 use tramline::{
-    Backoff, Counts, Filter, Format, Guarantee, Health, OnExhausted, Ordering, Policy, Push, Retry, Scope,
-    Start, Subscription, WhileRetrying,
+    Backoff, Counts, Filter, Format, Guarantee, Health, Limits, OnExhausted, Ordering, Policy, Push, Retry,
+    Scope, Start, Subscription, WhileRetrying,
 };
 use utoipa::ToSchema;
 
@@ -63,6 +64,14 @@ pub(crate) struct SubscriptionIn {
     claim_size: Option<Option<u32>>,
     /// Whether older events of a key give way to the newest, as long as nobody has claimed them
     compact: Option<bool>,
+    /// How long dead events are kept; null: until somebody replays or drops them. Held ones are always kept
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<schema::TimeLimit>)]
+    dead_retention_ms: Option<Option<u64>>,
+    /// Pull: what all workers together may do; all of it at once. null: no limits
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<LimitsIn>)]
+    limits: Option<Option<Object<LimitsIn>>>,
     /// Where it starts in topics that are new to it: `beginning` (the default where workers claim), `now` (for push) or a time
     #[schema(value_type = Option<schema::Start>)]
     start: Option<String>,
@@ -94,7 +103,7 @@ pub(crate) struct SubscriptionIn {
     request_timeout_ms: Option<u64>,
     /// Push: after how long without a single success it is disabled, five days unless set; null: never
     #[serde(default, deserialize_with = "or_null")]
-    #[schema(value_type = Option<u64>)]
+    #[schema(value_type = Option<u64>, minimum = 1)]
     disable_after_ms: Option<Option<u64>>,
     /// Push: ask the receiver first whether it wants events, after the specification of CloudEvents webhooks
     handshake: Option<bool>,
@@ -180,10 +189,17 @@ pub(crate) struct SubscriptionOut {
     time_limit_ms: Option<u64>,
     claim_size: u32,
     compact: bool,
+    /// How long dead events are kept; null: until somebody replays or drops them
+    dead_retention_ms: Option<u64>,
+    /// What all workers together may do, if that is limited
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<LimitsOut>,
     created_at: When,
     counts: Counts,
     /// Since when the oldest ready event could have run
     oldest_ready_at: Option<When>,
+    /// When the oldest dead event died
+    oldest_dead_at: Option<When>,
     rules: Vec<RuleOut>,
     /// Conditions that an event has to meet
     #[serde(skip_serializing_if = "Filter::is_empty")]
@@ -275,6 +291,13 @@ impl SubscriptionIn {
                 "use at least 1 ms, or leave it out for none",
             ));
         }
+        let kept = self.dead_retention_ms.map(|kept| kept.map(Duration::from_millis));
+        if kept.flatten().is_some_and(|kept| kept.is_zero() || kept > longest) {
+            return Err(Problem::invalid(
+                "the retention of dead events is out of range",
+                "use at least 1 ms, or null to keep them",
+            ));
+        }
         let backoff = self.backoff.map(|backoff| backoff.0);
         let attempts = self.max_attempts.or(backoff.as_ref().map(BackoffIn::attempts));
         let backoff = backoff.map_or(old.retry.backoff, BackoffIn::resolve);
@@ -303,6 +326,10 @@ impl SubscriptionIn {
             draining: Vec::new(),
             push,
             compact: self.compact.unwrap_or(old.compact),
+            dead_retention: kept.unwrap_or(old.dead_retention),
+            limits: self.limits.map_or(old.limits, |limits| {
+                limits.map_or_else(Limits::default, |Object(limits)| limits.into())
+            }),
         })
     }
 }
@@ -343,10 +370,13 @@ pub(crate) async fn told(app: &App, subscription: &Subscription) -> Answer<Subsc
         time_limit_ms: policy.time_limit.map(millis),
         claim_size: policy.claim_size(),
         compact: policy.compact,
+        dead_retention_ms: policy.dead_retention.map(millis),
+        limits: LimitsOut::of(&policy.limits),
         created_at: When(subscription.created_at),
         filter: policy.filter.clone(),
         counts: stats.counts,
         oldest_ready_at: stats.oldest_ready_at.map(When),
+        oldest_dead_at: stats.oldest_dead_at.map(When),
         rules: stats.rules.into_iter().map(RuleOut::from).collect(),
         push,
     })

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
-    Added, AuditEntry, DropRecord, EventId, Health, Kind, Result, Store, StoredSchedule, Subscription,
-    SubscriptionId, Tally, Time, Token, Topic, TopicId,
+    Added, AuditEntry, DropRecord, EventId, Health, Kind, PatternRule, Result, Store, StoredSchedule,
+    Subscription, SubscriptionId, Tally, Time, Token, Topic, TopicId,
 };
 
 /// Passes everything on, and takes the time.
@@ -71,6 +71,15 @@ impl Store for Timed {
     async fn set_rule(&self, set: SetRule) -> Result<()> {
         self.time("set_rule", self.store.set_rule(set)).await
     }
+    async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
+        self.time("set_pattern_rule", self.store.set_pattern_rule(set)).await
+    }
+    async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
+        self.time("remove_pattern_rule", self.store.remove_pattern_rule(remove)).await
+    }
+    async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>> {
+        self.time("pattern_rules", self.store.pattern_rules(now)).await
+    }
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
         self.time("audit", self.store.audit(subscription, limit)).await
     }
@@ -102,6 +111,9 @@ impl Store for Timed {
     async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
         self.time("event", self.store.event(find)).await
     }
+    async fn trace(&self, trace: Trace) -> Result<Traced> {
+        self.time("trace", self.store.trace(trace)).await
+    }
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
         self.time("head", self.store.head(topic, key)).await
     }
@@ -117,7 +129,7 @@ impl Store for Timed {
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
         self.time("parked", self.store.parked(page)).await
     }
-    async fn revive(&self, revive: Revive) -> Result<u64> {
+    async fn revive(&self, revive: Revive) -> Result<Revived> {
         self.time("revive", self.store.revive(revive)).await
     }
     async fn resend(&self, resend: Resend) -> Result<u64> {

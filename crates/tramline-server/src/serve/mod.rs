@@ -26,7 +26,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
-use tramline::{Housekeeping, Options, Tramline};
+use tramline::{Housekeeping, Options, OtelTraces, Tramline};
 
 /// Serves until SIGTERM or SIGINT.
 pub(crate) async fn run(config: Config) -> Result<(), BoxError> {
@@ -134,12 +134,16 @@ async fn open(config: &Config, metrics: Arc<Metrics>) -> Result<Tramline, BoxErr
             Duration::from_millis(config.keep_open_tallies_ms),
             Duration::from_millis(config.keep_sealed_tallies_ms),
         )
+        .traces(Arc::new(OtelTraces::new()))
         .watch_store(move |store| Arc::new(Timed::new(store, metrics.clone())));
     if let Some(bytes) = config.store_limit_bytes {
         options = options.store_limit(bytes).shed_pull(config.shed_pull == Switch::On);
     }
     if let Some(url) = &config.store_listen_url {
         options = options.listen_url(url);
+    }
+    if let Some(url) = &config.wake {
+        options = options.wake_url(url);
     }
     Ok(Tramline::with(options).await?)
 }

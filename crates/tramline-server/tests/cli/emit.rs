@@ -40,6 +40,20 @@ fn what_is_not_json_is_sent_as_text() {
 }
 
 #[test]
+fn a_unique_event_is_stored_once() {
+    let server = Server::start();
+    server.subscribe("s", json!({"topics": ["t"]}));
+    let id = server.ok(&["emit", "t", "1", "--unique", "u"]);
+    assert_eq!(server.ok(&["emit", "t", "2", "--unique", "u"]), id);
+    assert_eq!(server.ok(&["emit", "t", "not json", "--unique", "u", "--unique-for", "1h"]), id);
+    let replaced = ["emit", "t", "3", "--unique", "u", "--unique-policy", "replace"];
+    assert_ne!(server.ok(&replaced), id);
+    assert_eq!(server.count("s", "ready"), 1);
+    assert_eq!(server.run(&["emit", "t", "4", "--unique-for", "1h"]).code, Some(2));
+    assert_eq!(server.run(&["emit", "t", "4", "--unique", "u", "--unique-policy", "drop"]).code, Some(2));
+}
+
+#[test]
 fn a_payload_is_read_from_standard_input() {
     let server = Server::start();
     assert_eq!(server.feed(&["emit", "t", "-"], "[1]\n").code, Some(0));

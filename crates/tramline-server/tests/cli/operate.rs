@@ -23,6 +23,64 @@ fn a_paused_or_blocked_subscription_runs_nothing() {
 }
 
 #[test]
+fn a_pattern_stops_all_that_match_also_later_ones() {
+    let server = Server::start();
+    server.subscribe("acme%2Ft", json!({"topics": ["t"]}));
+    let rule = server.json(&["pause", "acme/*", "--reason", "moving", "--for", "1h"]);
+    assert_eq!((&rule["pattern"], &rule["subscriptions"]), (&json!("acme/*"), &json!(1)));
+    server.subscribe("acme%2Flater", json!({"topics": ["t"]}));
+    let shown = server.json(&["subscriptions", "acme/later"]);
+    assert_eq!(
+        (&shown["rules"][0]["kind"], &shown["rules"][0]["pattern"]),
+        (&json!("pause"), &json!("acme/*"))
+    );
+    assert!(server.ok(&["subscriptions", "acme/t"]).trim_end().ends_with("pause acme/*"));
+    assert_eq!(server.json(&["rules"])["subscriptions"], 2);
+    assert_eq!(server.run(&["unblock", "acme/*"]).code, Some(4), "that is not what it is");
+    server.ok(&["resume", "acme/*", "--reason", "moved"]);
+    assert_eq!(server.ok(&["rules"]), "");
+    assert_eq!(server.run(&["resume", "acme/*"]).code, Some(4));
+    assert_eq!(server.run(&["pause", "acme*"]).code, Some(1), "not a pattern");
+}
+
+#[test]
+fn dead_events_are_chosen_by_what_they_are_and_replayed_at_a_rate() {
+    let server = Server::start();
+    server.subscribe("t", json!({"topics": ["t"], "max_attempts": 1}));
+    for kind in ["a", "a", "b"] {
+        server.ok(&["emit", "t", "1", "--type", kind, "--key", kind]);
+    }
+    server.ok(&FAIL);
+    assert_eq!(server.ok(&["dead", "drop", "t", "--type", "b", "--error", "nothing like it"]), "0\n");
+    assert_eq!(server.ok(&["dead", "drop", "t", "--type", "b", "--key", "b"]), "1\n");
+    assert_eq!(server.ok(&["dead", "replay", "t", "--topic", "t", "--rate", "1/1h"]), "2\n");
+    assert_eq!((server.count("t", "ready"), server.count("t", "delayed")), (1, 1));
+    assert_eq!(server.run(&["dead", "replay", "t", "--all", "--type", "b"]).code, Some(2));
+    assert_eq!(server.run(&["dead", "replay", "t", "--all", "--rate", "fast"]).code, Some(2));
+}
+
+#[test]
+fn the_life_of_an_event_and_the_chain_of_its_key_are_shown() {
+    let server = Server::start();
+    server.subscribe("t", json!({"topics": ["t"], "max_attempts": 1}));
+    let emit = |n: &str| server.ok(&["emit", "t", n, "--key", "k"]).trim().to_owned();
+    let ids: Vec<String> = ["1", "2", "3"].map(emit).into();
+    server.ok(&FAIL);
+    let event = server.ok(&["event", &ids[0]]);
+    assert!(event.contains("\nt\tdead\t1\t"), "{event}");
+    let failure = event.lines().last().unwrap();
+    assert!(failure.starts_with("t\t1\t20"), "which attempt, and when: {failure}");
+    let first = |said: String| -> Vec<String> {
+        said.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(first(server.ok(&["key", "t", "k", "--oldest"])), ids);
+    assert_eq!(first(server.ok(&["key", "t", "k", "--after", &ids[2]])), [ids[1].clone(), ids[0].clone()]);
+    let newest = server.run(&["key", "t", "k", "--limit", "1", "--deliveries"]);
+    assert!(newest.out.contains("\tt=dead") && newest.err.contains("--after"), "{newest:?}");
+    assert_eq!(server.run(&["key", "nothing", "k"]).code, Some(4));
+}
+
+#[test]
 fn dead_events_are_listed_replayed_and_dropped() {
     let server = Server::start();
     server.subscribe("t", json!({"topics": ["t"], "max_attempts": 1}));
@@ -80,6 +138,22 @@ fn stats_and_lists_show_what_there_is() {
     assert!(server.json(&["stats"]).is_object());
     server.ok(&["workers"]);
     assert!(server.ok(&["event", id.trim()]).contains("\ns\tready\t1\t0\t"));
+}
+
+#[test]
+fn limits_are_set_shown_and_taken_away() {
+    let server = Server::start();
+    server.subscribe("s", json!({"topics": ["t", "u"], "max_attempts": 7}));
+    let set = ["limit", "s", "--concurrency", "3", "--per-key", "1", "--rate", "100/1m"];
+    assert_eq!(server.ok(&set), "s: 3 at once, 1 per key, 100 in 1m\n");
+    assert!(server.ok(&["subscriptions"]).contains("\t3 at once, 1 per key, 100 in 1m\t"));
+    let subscription = server.json(&["limit", "s", "--rate", "5/1s"]);
+    assert_eq!(subscription["limits"], json!({"rate": {"events": 5, "per_ms": 1000}}));
+    assert_eq!((&subscription["max_attempts"], &subscription["topics"]), (&json!(7), &json!(["t", "u"])));
+    assert_eq!(server.ok(&["limit", "s", "--none"]), "s: no limits\n");
+    assert_eq!(server.run(&["limit", "s"]).code, Some(2));
+    assert_eq!(server.run(&["limit", "s", "--concurrency", "0"]).code, Some(1));
+    assert_eq!(server.run(&["limit", "nobody", "--none"]).code, Some(4));
 }
 
 #[test]

@@ -168,18 +168,20 @@ impl Inner {
 }
 
 /// Cuts the buffer into units, in order. A flush whose fate is unknown is repeated, so every unit needs an idempotency key:
-/// events that bring their own stand alone, runs of others get a random one.
+/// events that bring their own stand alone, runs of others get a random one. Unique ones stand alone too: in one unit no unique key
+/// comes twice.
 fn units(events: Vec<Event>) -> Vec<Vec<Event>> {
     let mut units: Vec<Vec<Event>> = Vec::new();
     let mut open = false;
     for event in events {
         let own_key = event.idempotency_key.is_some();
-        match units.last_mut().filter(|unit| open && !own_key && unit.len() < MANY) {
+        let alone = own_key || event.unique.is_some();
+        match units.last_mut().filter(|unit| open && !alone && unit.len() < MANY) {
             Some(unit) => unit.push(event),
             None if own_key => units.push(vec![event]),
             None => units.push(vec![event.idempotency_key(format!("buffer:{:x}", Incarnation::random().0))]),
         }
-        open = !own_key;
+        open = !alone;
     }
     units
 }

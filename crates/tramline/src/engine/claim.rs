@@ -4,6 +4,7 @@ use crate::engine::backoff::Outage;
 use crate::engine::hand::{Hand, Taken};
 use crate::engine::presence::share;
 use crate::engine::run::Run;
+use crate::engine::trace::Stopped;
 use crate::error::{Kind, Result};
 use crate::model::id::LaneId;
 use crate::model::lane::{Held, Known, Share};
@@ -132,12 +133,14 @@ impl Claimer {
 
     /// At how many events in hand it is time to claim.
     fn low(&self) -> usize {
-        if self.run.subscription.policy.is_at_most_once() {
-            // What is claimed is consumed, so nothing is claimed that could not run at once.
-            self.run.concurrency - 1
-        } else {
-            self.pace.target() / 2
-        }
+        if self.claims_ahead() { self.pace.target() / 2 } else { self.run.concurrency - 1 }
+    }
+
+    /// At most once, what is claimed is consumed; under a limit it counts as under way, and as started. So nothing is claimed that could
+    /// not run at once.
+    fn claims_ahead(&self) -> bool {
+        let policy = &self.run.subscription.policy;
+        !policy.is_at_most_once() && policy.limits.is_none()
     }
 
     /// How many events to ask for.
@@ -147,6 +150,7 @@ impl Claimer {
         let room = match suspects {
             Suspects::TakeOne => 64,
             Suspects::Leave if self.run.subscription.policy.is_at_most_once() => most as usize,
+            Suspects::Leave if !self.claims_ahead() => self.pace.at_once.saturating_sub(in_hand),
             Suspects::Leave => self.pace.target().saturating_sub(in_hand),
         };
         // Whole slices where possible: taking a part of one costs another row.
@@ -184,7 +188,7 @@ impl Claimer {
         // Ordered claims have more reasons to end early, so only an empty one shows that there is nothing more.
         let few =
             !run.is_ordered() && !run.single && got.slices <= FEW_SLICES && got.events < wanted as usize;
-        if got.events > 0 && !few {
+        if got.events > 0 && !few && !got.answer.limited {
             return Ok(Found::More);
         }
         let next = got.answer.next_due.map(|due| run.tram.clock().reading_of(due, got.answer.now));
@@ -217,6 +221,9 @@ impl Claimer {
                 Ok(claimed) => {
                     self.outage.over();
                     run.tram.courier().send(&claimed.news);
+                    if let Some(rule) = claimed.stopped_by {
+                        run.stop_by(Stopped { rule, at: claimed.now });
+                    }
                     return Ok(put_in_hand(&run, claimed, reading).await);
                 }
                 Err(error) => error,

@@ -101,7 +101,8 @@ impl Context {
         }
         let outcomes = vec![(self.event().id.index(), outcome)];
         let results = vec![SettleSlice { lease: self.hand.lease, outcomes }];
-        Settle { subscription: run.subscription.id, results, now: run.tram.clock().now() }
+        let (subscription, worker) = (run.subscription.id, Some(run.tram.presence().name.clone()));
+        Settle { subscription, results, worker, now: run.tram.clock().now() }
     }
 
     /// The lease, by which the store knows who may settle.

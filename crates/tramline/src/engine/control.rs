@@ -3,7 +3,8 @@
 use crate::engine::tramline::Tramline;
 use crate::error::{Error, Result};
 use crate::model::id::{EventId, SubscriptionId};
-use crate::model::rule::{AuditEntry, RuleKind};
+use crate::model::letter::Pace;
+use crate::model::rule::{AuditEntry, PatternRule, RuleKind};
 use crate::model::subscription::{Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::Time;
 use crate::store::verbs::*;
@@ -143,6 +144,35 @@ impl Tramline {
         self.set_rule(subscription, RuleKind::Block, None, by, reason).await
     }
 
+    /// Sets a rule for all subscriptions whose names match, those that there are and those that come. The same pattern, kind and topics
+    /// again change its reason and its end.
+    ///
+    /// # Errors
+    /// `Conflict` when there are too many rules by pattern.
+    pub async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
+        let now = set.now.or(self.clock().now());
+        self.store().set_pattern_rule(SetPatternRule { now, ..set }).await
+    }
+
+    /// Removes a rule by pattern. Gives how many subscriptions it stopped; all of them look for work now.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn remove_pattern_rule(&self, id: i64, by: &str, reason: &str) -> Result<u64> {
+        let (by, reason, now) = (by.to_owned(), reason.to_owned(), self.clock().now());
+        let stopped = self.store().remove_pattern_rule(RemovePatternRule { id, by, reason, now }).await?;
+        self.wake().notify(&stopped);
+        Ok(stopped.len() as u64)
+    }
+
+    /// The rules by pattern in force, by number.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub async fn pattern_rules(&self) -> Result<Vec<PatternRule>> {
+        self.store().pattern_rules(self.clock().now()).await
+    }
+
     /// Who did what to a subscription, newest first.
     ///
     /// # Errors
@@ -176,6 +206,16 @@ impl Tramline {
     /// `NotFound`.
     pub async fn replay(&self, subscription: &str, which: Which) -> Result<u64> {
         self.revive(subscription, which, Revival::Replay).await
+    }
+
+    /// The same, but so many in each period and no more: each gets a time of its own, and waits for it like any delayed event. That
+    /// holds whatever is restarted meanwhile. Another replay has a rate of its own.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` for a rate that is out of range.
+    pub async fn replay_at(&self, subscription: &str, which: Which, rate: Pace) -> Result<u64> {
+        rate.check()?;
+        self.revive(subscription, which, Revival::Stagger(Stagger { rate, start: None, done: 0 })).await
     }
 
     /// Drops dead and held events. Gives how many.
@@ -310,13 +350,26 @@ impl Tramline {
         Ok(())
     }
 
-    async fn revive(&self, subscription: &str, which: Which, how: Revival) -> Result<u64> {
+    /// Step by step: however many dead events there are, each step is small. What comes back one after the other goes on where the
+    /// step before ended.
+    async fn revive(&self, subscription: &str, which: Which, mut how: Revival) -> Result<u64> {
         let id = self.subscription(subscription).await?.id;
-        let count =
-            self.store().revive(Revive { subscription: id, which, how, now: self.clock().now() }).await?;
-        self.courier().look();
-        self.wake().notify(&[id]);
-        Ok(count)
+        let (mut count, mut after) = (0, EventId(0));
+        loop {
+            let now = self.clock().now();
+            let step = Revive { subscription: id, which: which.clone(), how, after, now };
+            let revived = self.store().revive(step).await?;
+            count += revived.count;
+            self.courier().look();
+            self.wake().notify(&[id]);
+            if let Revival::Stagger(pace) = &mut how {
+                *pace = Stagger { start: pace.start.or(Some(revived.now)), done: count, ..*pace };
+            }
+            match revived.next {
+                Some(next) => after = next,
+                None => return Ok(count),
+            }
+        }
     }
 
     async fn page(&self, subscription: &str, after: EventId, limit: u32) -> Result<Page> {

@@ -9,6 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 /// An event to run.
 #[derive(Debug)]
@@ -32,12 +33,15 @@ pub(crate) struct Dispatch {
     state: Mutex<State>,
     idle: AtomicUsize,
     more: Notify,
+    closing: CancellationToken,
 }
 
 #[derive(Debug, Default)]
 struct State {
     ready: VecDeque<Task>,
     lines: HashMap<(LaneId, Arc<str>), Line>,
+    /// How many of the ready events somebody has in view.
+    viewed: usize,
     closed: bool,
 }
 
@@ -70,7 +74,13 @@ pub(crate) enum Verdict {
 
 impl Dispatch {
     pub(crate) fn new(ordered: bool) -> Dispatch {
-        Dispatch { ordered, state: Mutex::default(), idle: AtomicUsize::new(0), more: Notify::new() }
+        Dispatch {
+            ordered,
+            state: Mutex::default(),
+            idle: AtomicUsize::new(0),
+            more: Notify::new(),
+            closing: CancellationToken::new(),
+        }
     }
 
     /// Adds what one claim gave.
@@ -96,8 +106,29 @@ impl Dispatch {
 
     /// Takes the next event, and more of its type if its handler takes several at once. False when there will be none any more.
     pub(crate) async fn next(&self, handlers: &Handlers, tasks: &mut Vec<Task>) -> bool {
+        self.wait_for(|| self.take(handlers, tasks)).await
+    }
+
+    /// Waits until there is an event that nobody else has in view, for runners that need a place before they take it. False when there
+    /// will be none any more.
+    pub(crate) async fn view(&self) -> bool {
+        self.wait_for(|| self.state().view()).await
+    }
+
+    /// Takes what was in view, if it is still there, and more of its type as [`Dispatch::next`] does. `None`: it is gone.
+    pub(crate) fn take_viewed(&self, handlers: &Handlers, tasks: &mut Vec<Task>) -> Option<bool> {
+        self.state().viewed -= 1;
+        self.take(handlers, tasks)
+    }
+
+    /// Waits until nothing is given out any more. Cancel-safe.
+    pub(crate) async fn closed(&self) {
+        self.closing.cancelled().await;
+    }
+
+    async fn wait_for(&self, mut look: impl FnMut() -> Option<bool>) -> bool {
         loop {
-            if let Some(found) = self.take(handlers, tasks) {
+            if let Some(found) = look() {
                 return found;
             }
             let more = self.more.notified();
@@ -105,7 +136,7 @@ impl Dispatch {
             // Registered before the second look: what is added after it wakes this runner.
             more.as_mut().enable();
             self.idle.fetch_add(1, Ordering::SeqCst);
-            let found = self.take(handlers, tasks);
+            let found = look();
             if found.is_none() {
                 more.await;
             }
@@ -175,6 +206,7 @@ impl Dispatch {
             tasks.extend(line.waiting);
         }
         drop(state);
+        self.closing.cancel();
         self.more.notify_waiters();
         tasks
     }
@@ -202,6 +234,16 @@ impl Dispatch {
 }
 
 impl State {
+    /// `None`: nothing that nobody has in view.
+    fn view(&mut self) -> Option<bool> {
+        if self.closed {
+            return Some(false);
+        }
+        let free = self.ready.len() > self.viewed;
+        self.viewed += usize::from(free);
+        free.then_some(true)
+    }
+
     /// Puts an event at the end of its line; the first one is ready.
     fn queue_up(&mut self, key: (LaneId, Arc<str>), task: Task) {
         let line = self.lines.entry(key).or_default();

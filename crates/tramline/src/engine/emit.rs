@@ -5,6 +5,7 @@ use crate::engine::clock::Clock;
 use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::SubscriptionId;
+use crate::model::unique::check_unit;
 use crate::store::Store;
 use crate::store::verbs::{Emission, Emit};
 use crate::wake::Wake;
@@ -106,7 +107,8 @@ pub(crate) fn check(unit: &[Event]) -> Result<()> {
     if unit.is_empty() {
         return Err(Error::invalid("there is no event to emit", "emit at least one"));
     }
-    unit.iter().try_for_each(Event::check)
+    unit.iter().try_for_each(Event::check)?;
+    check_unit(unit)
 }
 
 /// The right to write a group. Dropping it, even by a panic or a caller that goes away, lets the next one write.
@@ -192,7 +194,7 @@ impl Inner {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a group from the queue. Emits whose idempotency key is in it already stay for the next one.
+    /// Takes a group from the queue. Emits with an idempotency key or unique key that is in it already stay for the next one.
     fn next_group(&self, waiting: &mut VecDeque<Waiting>) -> Vec<Waiting> {
         let mut group = Vec::with_capacity(waiting.len().min(MAX_EVENTS));
         let (mut events, mut bytes) = (0, 0);
@@ -205,10 +207,14 @@ impl Inner {
                 break;
             }
             let Some(next) = waiting.pop_front() else { break };
-            if idempotency(&next.unit).is_some_and(|key| !keys.insert(self.hasher.hash_one(key))) {
+            let own: Vec<u64> = single(&next.unit).map(|key| self.hasher.hash_one(key)).collect();
+            if own.iter().any(|key| keys.contains(key)) {
+                // What comes after it with one of its keys has to stay behind it.
+                keys.extend(own);
                 later.push(next);
                 continue;
             }
+            keys.extend(own);
             events += next.unit.len();
             bytes += next.bytes;
             group.push(next);
@@ -292,6 +298,14 @@ impl Inner {
 fn idempotency(unit: &[Event]) -> Option<(&str, &str)> {
     let first = unit.first()?;
     first.idempotency_key.as_deref().map(|key| (first.topic.as_str(), key))
+}
+
+/// What no two units of a group share: idempotency keys and unique keys.
+fn single(unit: &[Event]) -> impl Iterator<Item = (bool, &str, &str)> {
+    let unique = unit
+        .iter()
+        .filter_map(|event| Some((true, event.topic.as_str(), event.unique.as_ref()?.key.as_str())));
+    idempotency(unit).map(|(topic, key)| (false, topic, key)).into_iter().chain(unique)
 }
 
 fn closed() -> Error {

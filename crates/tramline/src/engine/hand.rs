@@ -1,6 +1,7 @@
 //! What a worker has in hand: claimed slices, and the outcomes of their events until they are written back.
 
 use crate::engine::run::Run;
+use crate::engine::trace::{Ended, Settling, Trail};
 use crate::model::id::EventId;
 use crate::model::lease::Lease;
 use crate::model::mask::Mask;
@@ -37,6 +38,8 @@ pub(crate) struct Hand {
     done: AtomicU64,
     /// Other outcomes not yet taken by the settler, by position.
     other: Mutex<Vec<(u32, Outcome)>>,
+    /// What the settlement of an event follows from, by position; only where somebody records it.
+    trails: Mutex<Vec<(u32, Trail)>>,
 }
 
 /// When something was claimed: by the store's clock, and by the reading taken *before* the store was asked.
@@ -65,6 +68,7 @@ impl Hand {
             pending: AtomicU64::new(Mask::first(slice.events.len() as u32).to_i64().cast_unsigned()),
             done: AtomicU64::new(0),
             other: Mutex::default(),
+            trails: Mutex::default(),
             events: slice.events,
         }
     }
@@ -78,6 +82,11 @@ impl Hand {
             other => self.other().push((at, other)),
         }
         self.set_aside(at)
+    }
+
+    /// Remembers what the settlement of an event follows from.
+    pub(crate) fn leave(&self, at: u32, trail: Trail) {
+        self.trails.lock().unwrap_or_else(PoisonError::into_inner).push((at, trail));
     }
 
     /// An event will get no outcome (any more). True if it was the last one that this hand waited for.
@@ -193,6 +202,26 @@ impl Outcomes {
 
     pub(crate) fn len(&self) -> usize {
         self.done.count_ones() as usize + self.other.len()
+    }
+
+    /// Their settlement begins, where somebody records it.
+    pub(crate) fn begin(&self, settling: &mut Settling) {
+        let hand = &self.hand;
+        let trails = std::mem::take(&mut *hand.trails.lock().unwrap_or_else(PoisonError::into_inner));
+        let (now, later): (Vec<_>, Vec<_>) =
+            trails.into_iter().partition(|(at, _)| self.outcome(*at).is_some());
+        for (at, trail) in now {
+            let Some(outcome) = self.outcome(at) else { continue };
+            let event = &hand.events[at as usize].event;
+            let ended = Ended { event, attempt: hand.attempts + 1, outcome };
+            settling.begin(hand.run.tram.traces(), &hand.run.subscription, trail, ended);
+        }
+        hand.trails.lock().unwrap_or_else(PoisonError::into_inner).extend(later);
+    }
+
+    fn outcome(&self, at: u32) -> Option<&Outcome> {
+        let other = self.other.iter().find(|(other, _)| *other == at).map(|(_, outcome)| outcome);
+        other.or_else(|| (self.done & 1 << at != 0).then_some(&Outcome::Done))
     }
 
     /// What may have to run again before the next event of its key: what is settled by other words than done, or may have been.

@@ -1,19 +1,22 @@
 //! The engine: everything between a program and the store.
 //!
 //! - [`tramline`], [`options`], [`control`]: the handle, how it is opened, and the verbs of an operator
-//! - [`emit`], [`buffer`], [`receipt`], [`follow`]: how events get in, and out again without a subscription
+//! - [`emit`], [`buffer`], [`receipt`], [`follow`], [`chain`]: how events get in, and out again without a subscription
 //! - [`worker`], [`handler`], [`context`], [`plugin`], [`command`], [`hooks`], [`shutdown`]: what a worker is told, and what its handlers see
 //! - `run`: one run of a worker, made of `claim` (gets events), `dispatch` (which one next), `runner` (runs handlers), `settle`
 //!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
+//! - [`pool`]: places that workers of a process share, by the weights of `shares`
 //! - [`remote`]: claims and settlements for workers in other processes
 //! - `presence`, `sweep`, `gate`, `journal`: signs of life, housekeeping, suspects, at-most-once
 //! - [`tally`], [`names`], with `ack` (group commit) and `courier` (takes their news to whom they concern): fan-out tracking
 //! - [`schedule`]: what is emitted at certain times
+//! - [`trace`]: the way of an event as spans
 //! - [`clock`], `backoff`: time, and patience with the store
 
 mod ack;
 pub(crate) mod backoff;
 pub mod buffer;
+pub mod chain;
 mod claim;
 pub mod clock;
 pub mod command;
@@ -33,6 +36,7 @@ mod ledger;
 pub mod names;
 pub mod options;
 pub mod plugin;
+pub mod pool;
 mod presence;
 pub mod push;
 pub mod receipt;
@@ -41,9 +45,11 @@ mod run;
 mod runner;
 pub mod schedule;
 mod settle;
+mod shares;
 mod shed;
 pub mod shutdown;
 mod sweep;
 pub mod tally;
+pub mod trace;
 pub mod tramline;
 pub mod worker;

@@ -3,15 +3,15 @@
 use crate::engine::clock::Clock;
 use crate::engine::hooks::{Hooks, LogHooks};
 use crate::engine::shed::Ceiling;
+use crate::engine::trace::{NoTraces, Traces};
 use crate::error::Result;
 use crate::store::postgres::PostgresOptions;
 use crate::store::{Opened, Store};
-use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use crate::wake::mysql::Pulse;
-use crate::wake::postgres::Channel;
-use crate::wake::redis::Subscriber;
+use crate::wake::relay::Relay;
 use crate::wake::sqlite::FileWatch;
+use crate::wake::{Wake, address};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,9 @@ pub struct Options {
     pub(crate) flushers: Option<usize>,
     pub(crate) clock: Clock,
     pub(crate) hooks: Arc<dyn Hooks>,
+    pub(crate) traces: Arc<dyn Traces>,
     pub(crate) wake: Option<Arc<dyn Wake>>,
+    pub(crate) wake_url: Option<String>,
     pub(crate) watch: Option<Watch>,
     pub(crate) tallies_kept: Kept,
     pub(crate) ceiling: Ceiling,
@@ -70,7 +72,9 @@ impl Options {
             flushers: None,
             clock: Clock::store(),
             hooks: Arc::new(LogHooks),
+            traces: Arc::new(NoTraces),
             wake: None,
+            wake_url: None,
             watch: None,
             tallies_kept: Kept { open: TALLIES, sealed: TALLIES },
             ceiling: Ceiling::default(),
@@ -145,6 +149,13 @@ impl Options {
         self
     }
 
+    /// What connects spans with the trace contexts in the headers of events (nothing unless set); see [`crate::engine::trace`].
+    #[must_use]
+    pub fn traces(mut self, traces: Arc<dyn Traces>) -> Options {
+        self.traces = traces;
+        self
+    }
+
     /// Whose time counts; only tests set it.
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Options {
@@ -156,6 +167,15 @@ impl Options {
     #[must_use]
     pub fn wake(mut self, wake: Arc<dyn Wake>) -> Options {
         self.wake = Some(wake);
+        self
+    }
+
+    /// Over which server hints travel, whatever the store is: `nats://host:4222`, `redis://host:6379`, `postgres://host/db`, or `in-process` if
+    /// there is one process only. Chosen by the store unless set. Programs on one store have to agree; stores that share a server
+    /// have a channel each: `nats://host:4222?channel=shop`. For [`crate::Tramline::with`].
+    #[must_use]
+    pub fn wake_url(mut self, url: impl Into<String>) -> Options {
+        self.wake_url = Some(url.into());
         self
     }
 
@@ -177,23 +197,31 @@ impl Options {
     /// Opens the store, and the way hints travel on this kind of store unless another one is set.
     pub(crate) async fn open(&self) -> Result<(Opened, Arc<dyn Wake>)> {
         let opened = crate::store::open_kind(&self.url).await?;
-        let wake: Arc<dyn Wake> = match (&self.wake, &opened) {
+        let wake = match (&self.wake, &self.wake_url) {
             (Some(wake), _) => wake.clone(),
-            (None, Opened::Postgres(store)) => {
+            (None, Some(url)) => address::open(url, opened.wake_channel().as_deref())?,
+            (None, None) => self.own_wake(&opened)?,
+        };
+        Ok((opened, wake))
+    }
+
+    /// How hints travel on this kind of store where nobody says anything.
+    fn own_wake(&self, opened: &Opened) -> Result<Arc<dyn Wake>> {
+        Ok(match opened {
+            Opened::Postgres(store) => {
                 let options: PostgresOptions = self.url.parse()?;
                 match self.listen_url.as_deref().or_else(|| options.listen_url()) {
-                    Some(url) => Arc::new(Channel::new(url, &store.wake_channel())),
+                    Some(url) => Arc::new(Relay::postgres(url, &store.wake_channel())),
                     None => Arc::new(InProcess::new()),
                 }
             }
-            (None, Opened::Mysql(store)) => Arc::new(Pulse::new(store.clone())),
-            (None, Opened::Redis(store)) => Arc::new(Subscriber::new(store.clone())),
-            (None, Opened::Sqlite(store)) => match store.path() {
+            Opened::Mysql(store) => Arc::new(Pulse::new(store.clone())),
+            Opened::Redis(store) => Arc::new(Relay::redis(store.options().nodes(), &store.wake_channel())?),
+            Opened::Sqlite(store) => match store.path() {
                 Some(path) => Arc::new(FileWatch::new(path)?),
                 None => Arc::new(InProcess::new()),
             },
-        };
-        Ok((opened, wake))
+        })
     }
 
     fn is_server(&self) -> bool {

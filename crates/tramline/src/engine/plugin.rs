@@ -5,9 +5,11 @@
 use crate::engine::command::ShellCommand;
 use crate::engine::context::Context;
 use crate::engine::handler::Bound;
+use crate::engine::trace;
 use crate::error::{Error, Result};
-use crate::model::event::StoredEvent;
+use crate::model::event::{Headers, StoredEvent};
 use crate::model::outcome::Outcome;
+use crate::model::trace::context_of;
 use crate::push::retry_after::retry_after;
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -67,11 +69,20 @@ impl Plugin for HttpForward {
         for (name, value) in metadata(event, cx) {
             request = request.header(format!("tramline-{}", name.replace('_', "-")), header_value(&value));
         }
+        for (name, value) in carried(event, cx) {
+            request = request.header(name, value);
+        }
         match request.body(event.payload.clone()).send().await {
             Ok(response) => judge(response.status(), response.headers()),
             Err(error) => Outcome::retry(error.without_url().to_string()),
         }
     }
+}
+
+/// The trace context of the handler, or the event's own.
+fn carried(event: &StoredEvent, cx: &Context) -> Headers {
+    let context = trace::current(cx.tramline().traces());
+    if context.is_empty() { context_of(&event.headers) } else { context }
 }
 
 fn judge(status: reqwest::StatusCode, headers: &reqwest::header::HeaderMap) -> Outcome {

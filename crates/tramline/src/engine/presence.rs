@@ -30,7 +30,8 @@ pub(crate) struct Presence {
     pub(crate) incarnation: Incarnation,
     /// Rings when a schedule was changed here.
     pub(crate) schedules: Notify,
-    name: String,
+    /// What the process calls itself.
+    pub(crate) name: Arc<str>,
     every: Duration,
     members: Mutex<Members>,
     living: watch::Sender<Vec<Worker>>,
@@ -85,7 +86,7 @@ impl Presence {
             care,
             incarnation: who.incarnation,
             schedules: Notify::new(),
-            name: who.name,
+            name: who.name.into(),
             every: who.every,
             members: Mutex::default(),
             living: watch::Sender::new(Vec::new()),
@@ -160,7 +161,7 @@ impl Presence {
         let reading = self.clock.reading();
         let beat = Beat {
             incarnation: self.incarnation,
-            name: self.name.clone(),
+            name: self.name.to_string(),
             subscriptions: self.members().subscriptions.clone(),
             leaving,
             now: self.clock.now(),

@@ -9,6 +9,7 @@ use crate::model::outcome::Outcome;
 use crate::store::verbs::{Claim, Claimed, Extend, Extended, Release, Settle, SettleSlice, Suspects};
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A hint may be lost: look at least this often.
@@ -94,7 +95,7 @@ impl Tramline {
     }
 
     /// Writes the outcomes of remote workers back. Says for each whether it was taken; `false`: the lease on the event was lost, and
-    /// nothing was changed. Repeating it after a lost answer is harmless.
+    /// nothing was changed. Repeating it after a lost answer is harmless. `worker`: who ran them, kept with what failed.
     ///
     /// # Errors
     /// `Invalid` when an event is done together with an earlier one of its key that must run again; `NotFound`, `Unavailable`.
@@ -102,10 +103,11 @@ impl Tramline {
         &self,
         subscription: SubscriptionId,
         outcomes: Vec<(EventId, Lease, Outcome)>,
+        worker: Option<Arc<str>>,
     ) -> Result<Vec<bool>> {
         let ordered = outcomes.iter().any(|(_, lease, _)| lease.is_ordered());
         let (results, places) = by_lease(outcomes);
-        let settle = Settle { subscription, results, now: self.clock().now() };
+        let settle = Settle { subscription, results, worker, now: self.clock().now() };
         let settled =
             if settle.results.is_empty() { Default::default() } else { self.store().settle(settle).await? };
         self.courier().send(&settled.news);

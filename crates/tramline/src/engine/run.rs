@@ -9,7 +9,9 @@ use crate::engine::handler::Handlers;
 use crate::engine::hooks::Hooks;
 use crate::engine::journal::Journal;
 use crate::engine::ledger::Ledger;
+use crate::engine::pool::Seat;
 use crate::engine::shutdown::Shutdown;
+use crate::engine::trace::Stopped;
 use crate::engine::tramline::Tramline;
 use crate::engine::{keeper, runner, settle};
 use crate::error::Result;
@@ -47,6 +49,8 @@ pub(crate) struct Run {
     /// One event per lease, for handlers that settle in their own transaction.
     pub(crate) single: bool,
     pub(crate) journal: Option<Journal>,
+    /// Where handlers need a place that workers share.
+    pub(crate) seat: Option<Seat>,
     pub(crate) dispatch: Dispatch,
     pub(crate) ledger: Ledger,
     /// Ordered: claims hold it shared, settling a failure alone.
@@ -54,6 +58,7 @@ pub(crate) struct Run {
     begun: AtomicU64,
     ended: AtomicU64,
     unhandled: Mutex<HashSet<Arc<str>>>,
+    stopped: Mutex<Option<Stopped>>,
 }
 
 /// What a run is made of.
@@ -67,6 +72,7 @@ pub(crate) struct Parts {
     pub(crate) concurrency: usize,
     pub(crate) single: bool,
     pub(crate) journal: Option<Journal>,
+    pub(crate) seat: Option<Seat>,
 }
 
 /// When a run is over.
@@ -90,11 +96,13 @@ impl Run {
             concurrency: parts.concurrency,
             single: parts.single,
             journal: parts.journal,
+            seat: parts.seat,
             ledger: Ledger::default(),
             order: RwLock::default(),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             unhandled: Mutex::default(),
+            stopped: Mutex::default(),
         }
     }
 
@@ -126,6 +134,19 @@ impl Run {
         before.0 == before.1 && self.business().0 == before.0
     }
 
+    /// A rule stops the subscription.
+    pub(crate) fn stop_by(&self, stopped: Stopped) {
+        let before = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).replace(stopped);
+        if before.map(|before| before.rule) != Some(stopped.rule) {
+            tracing::debug!(subscription = self.name(), rule = stopped.rule.as_str(), "stopped by a rule");
+        }
+    }
+
+    /// The rule that stopped it last.
+    pub(crate) fn stopped(&self) -> Option<Stopped> {
+        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until at most `low` events are in hand, and not too many wait to be written back. Cancel-safe.
     pub(crate) async fn room(&self, low: usize) {
         self.ledger.unsettled_at_most(MOST_UNSETTLED).await;
@@ -140,8 +161,11 @@ impl Run {
         if finished {
             self.ledger.finish(task.hand);
         }
-        // At most once, after a crash nobody would know that it is done, and call it interrupted.
-        if waited_for || (!finished && self.subscription.policy.is_at_most_once()) {
+        // At most once, after a crash nobody would know that it is done, and call it interrupted. Under a limit somebody may wait for
+        // its slot.
+        let policy = &self.subscription.policy;
+        let wanted = policy.is_at_most_once() || policy.limits.most().is_some();
+        if waited_for || (!finished && wanted) {
             self.ledger.hurry();
         }
         self.ledger.done_with(1);

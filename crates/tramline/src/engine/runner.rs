@@ -4,7 +4,9 @@ use crate::engine::context::Context;
 use crate::engine::dispatch::Task;
 use crate::engine::handler::{Batch, BatchFn, Bound};
 use crate::engine::hooks::Finished;
+use crate::engine::pool::Place;
 use crate::engine::run::Run;
+use crate::engine::trace;
 use crate::model::outcome::Outcome;
 use futures_util::FutureExt;
 use std::any::Any;
@@ -13,6 +15,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
 /// Handlers that never wait would keep others from the thread; after so many events the runner lets them in.
 const YIELD_EVERY: u32 = 32;
@@ -23,7 +26,7 @@ const JOURNAL_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) async fn run_events(run: Arc<Run>) {
     let mut tasks = Vec::new();
     let mut since_yield = 0;
-    while run.dispatch.next(&run.handlers, &mut tasks).await {
+    while let Some(_place) = next(&run, &mut tasks).await {
         tasks.retain_mut(|task| !run.pass_over_if_lost(task));
         match run.handlers.find(tasks.first().map_or("", |task| kind(task))) {
             Some(Bound::Batch { handle, .. }) if !tasks.is_empty() => {
@@ -43,6 +46,31 @@ pub(crate) async fn run_events(run: Arc<Run>) {
     }
 }
 
+/// Takes what runs next, with a place to run it in if the worker shares some. `None` when there will be nothing any more.
+async fn next(run: &Run, tasks: &mut Vec<Task>) -> Option<Option<Place>> {
+    let Some(seat) = &run.seat else {
+        return run.dispatch.next(&run.handlers, tasks).await.then_some(None);
+    };
+    // Whoever waits for a place has nothing in hand: what it has in view goes back if the run ends first.
+    while run.dispatch.view().await {
+        let mut place = tokio::select! {
+            biased;
+            () = run.dispatch.closed() => return None,
+            place = seat.place() => place,
+        };
+        match run.dispatch.take_viewed(&run.handlers, tasks) {
+            Some(true) => {
+                place.start(tasks.len());
+                return Some(Some(place));
+            }
+            Some(false) => return None,
+            // Another runner took it together with its own.
+            None => {}
+        }
+    }
+    None
+}
+
 async fn run_one(run: &Run, task: Task, bound: Option<&Bound>) {
     let cx = Context::new(&task);
     let Some(Bound::One(handle)) = bound else {
@@ -55,9 +83,13 @@ async fn run_one(run: &Run, task: Task, bound: Option<&Bound>) {
     run.hooks.started(&cx);
     let began = Instant::now();
     // Called inside of the guard: a handler may panic before it gives its future.
-    let outcome = guarded(run, async { handle(cx.clone()).await }).await.unwrap_or_else(|outcome| outcome);
+    let span = trace::handle(&cx);
+    let handling = async { handle(cx.clone()).await }.instrument(span.clone());
+    let outcome = guarded(run, handling).await.unwrap_or_else(|outcome| outcome);
+    trace::handled(&span, [&outcome]);
+    leave_trail(run, &task, &span);
     tell_finished(run, &cx, &outcome, began);
-    drop(cx);
+    drop((cx, span));
     run.record(task, outcome);
 }
 
@@ -69,8 +101,11 @@ async fn run_batch(run: &Run, tasks: Vec<Task>, handle: &Arc<BatchFn>) {
             contexts.iter().for_each(|cx| run.hooks.started(cx));
             let began = Instant::now();
             let batch = Batch { items: contexts.clone() };
-            let outcomes = guarded(run, async { handle(batch).await }).await;
+            let span = trace::handle_batch(&contexts);
+            let outcomes = guarded(run, async { handle(batch).await }.instrument(span.clone())).await;
             let outcomes = outcomes.unwrap_or_else(|outcome| vec![outcome; tasks.len()]);
+            trace::handled(&span, &outcomes);
+            tasks.iter().for_each(|task| leave_trail(run, task, &span));
             for (cx, outcome) in contexts.iter().zip(&outcomes) {
                 tell_finished(run, cx, outcome, began);
             }
@@ -106,6 +141,13 @@ async fn guarded<T>(run: &Run, future: impl Future<Output = T>) -> Result<T, Out
             let limit = run.subscription.policy.time_limit.unwrap_or_default();
             Err(Outcome::retry(format!("time limit: the handler ran for more than {limit:?}")))
         }
+    }
+}
+
+/// The settlement of an event follows from its handling.
+fn leave_trail(run: &Run, task: &Task, span: &Span) {
+    if let Some(trail) = trace::trail(run.tram.traces(), span, &task.hand.events[task.at as usize].event) {
+        task.hand.leave(task.at, trail);
     }
 }
 

@@ -5,6 +5,7 @@ use crate::engine::dispatch::Verdict;
 use crate::engine::hand::{Hand, Outcomes};
 use crate::engine::hooks::Settlement;
 use crate::engine::run::Run;
+use crate::engine::trace::Settling;
 use crate::error::{Kind, Result};
 use crate::model::id::EventId;
 use crate::model::lease::Lease;
@@ -61,6 +62,7 @@ pub(crate) async fn flush(run: &Run, partial: bool, outage: &mut Outage) {
     let _no_claims = if failed { Some(run.order.write().await) } else { None };
     run.store_begin();
     let mut answer = Answer::default();
+    batch.iter().for_each(|outcomes| outcomes.begin(&mut answer.spans));
     settle(run, batch, &mut answer, outage).await;
     let batch = std::mem::take(&mut unanswered.0);
     if failed {
@@ -94,6 +96,7 @@ struct Answer {
     waiting: HashSet<EventId>,
     /// Their handlers have told the store themselves, so this process does not know what became of them.
     told: HashSet<EventId>,
+    spans: Settling,
 }
 
 /// Lets the keys of failed events go on, or sets aside what follows in them. Gives the leases of what may be set aside by this
@@ -179,7 +182,8 @@ async fn settle(run: &Run, batch: &[Outcomes], answer: &mut Answer, outage: &mut
 
 async fn try_settle(run: &Run, batch: &[Outcomes]) -> Result<Settled> {
     let results = batch.iter().map(Outcomes::to_settle).collect();
-    let settle = Settle { subscription: run.subscription.id, results, now: run.tram.clock().now() };
+    let (subscription, worker) = (run.subscription.id, Some(run.tram.presence().name.clone()));
+    let settle = Settle { subscription, results, worker, now: run.tram.clock().now() };
     run.tram.store().settle(settle).await
 }
 
@@ -204,6 +208,7 @@ fn accept(run: &Run, batch: &[Outcomes], settled: Settled, answer: &mut Answer) 
         }
         refused += lost.len();
         run.hooks.lease_lost(run.name(), &lost);
+        answer.spans.lost(&lost);
         run.lose(&outcomes.hand);
     }
     let all: usize = batch.iter().map(Outcomes::len).sum();

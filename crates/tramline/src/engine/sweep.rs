@@ -9,37 +9,48 @@ use crate::store::verbs::{Sweep, Swept};
 use crate::store::verbs_tally::SweepTallies;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How often each process sweeps. With jitter, so that the processes of a fleet take turns.
 const EVERY: Duration = Duration::from_secs(10);
 /// How much one step removes.
 const LIMIT: u32 = 1_000;
-/// How many steps a sweep has at most; what is left waits for the next one.
+/// How many steps a sweep has at most; what is left waits for the next one, which comes soon.
 const STEPS: usize = 50;
+const SOON: Duration = Duration::from_secs(1);
+/// After a step the housekeeping rests for so many times as long as it took: whoever works meanwhile keeps most of the store.
+const REST: u32 = 4;
 
 pub(crate) async fn keep_sweeping(presence: Arc<Presence>, stop: CancellationToken) {
+    let mut pause = EVERY;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = presence.clock.sleep(EVERY.mul_f64(0.75 + 0.5 * random_share())) => {}
+            () = presence.clock.sleep(pause.mul_f64(0.75 + 0.5 * random_share())) => {}
         }
-        tokio::select! {
+        let swept = tokio::select! {
             () = stop.cancelled() => return,
-            swept = sweep(&presence) => {
-                if let Err(error) = swept {
-                    tracing::warn!(error = %error, "a sweep failed; the next one tries again");
-                }
-            }
+            swept = sweep_at(&presence, REST) => swept,
+        };
+        pause = if swept.as_ref().is_ok_and(|swept| swept.more) { SOON } else { EVERY };
+        if let Err(error) = swept {
+            tracing::warn!(error = %error, "a sweep failed; the next one tries again");
         }
     }
 }
 
-/// One sweep, in bounded steps. Gives the sum of what it did.
+/// One sweep at once, in bounded steps. Gives the sum of what it did.
 pub(crate) async fn sweep(presence: &Presence) -> Result<Swept> {
+    sweep_at(presence, 0).await
+}
+
+/// A sweep that rests after each step.
+async fn sweep_at(presence: &Presence, rest: u32) -> Result<Swept> {
     let mut sum = Swept::default();
     for _ in 0..STEPS {
         let sweep = Sweep { dead_after: presence.dead_after(), limit: LIMIT, now: presence.clock.now() };
+        let began = Instant::now();
         let swept = presence.store.sweep(sweep).await?;
         if swept.workers > 0 {
             tracing::warn!(workers = swept.workers, "workers were found dead; what they held is free");
@@ -52,6 +63,8 @@ pub(crate) async fn sweep(presence: &Presence) -> Result<Swept> {
         if !swept.more {
             break;
         }
+        // By the real clock: a test's time may stand still.
+        tokio::time::sleep(began.elapsed() * rest).await;
     }
     shed(presence).await?;
     look_after_tallies(presence).await?;

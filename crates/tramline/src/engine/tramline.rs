@@ -12,9 +12,12 @@ use crate::engine::presence::{Care, Identity, Membership, Presence};
 use crate::engine::receipt::{IntoEvents, Receipt};
 use crate::engine::sweep;
 use crate::engine::tally::Tallies;
+use crate::engine::trace::{self, Traces};
 use crate::engine::worker::Worker;
 use crate::error::Result;
+use crate::model::event::Event;
 use crate::model::id::{EventId, Incarnation};
+use crate::model::trace::put;
 use crate::store::mysql::MysqlStore;
 use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::SqliteStore;
@@ -24,6 +27,7 @@ use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use std::sync::Arc;
 use tokio::sync::Notify;
+use tracing::Instrument;
 
 /// A store of events, and everything that can be done with it. Cheap to clone; clones are the same.
 #[derive(Clone, Debug)]
@@ -39,6 +43,7 @@ struct Inner {
     clock: Clock,
     wake: Arc<dyn Wake>,
     hooks: Arc<dyn Hooks>,
+    traces: Arc<dyn Traces>,
     emitter: Emitter,
     buffer: Buffer,
     presence: Arc<Presence>,
@@ -104,6 +109,7 @@ impl Tramline {
             clock,
             wake,
             hooks,
+            traces: options.traces,
             emitter,
         };
         Tramline { inner: Arc::new(inner) }
@@ -119,8 +125,11 @@ impl Tramline {
     /// `Unavailable` when it is not known whether they were stored. Without an idempotency key a repetition may then store them
     /// twice; with one, it was repeated already and may be again.
     pub async fn emit(&self, events: impl IntoEvents) -> Result<Receipt> {
-        let emission = self.inner.emitter.emit(events.into_events()).await?;
-        Ok(self.receipt(emission))
+        let mut events = events.into_events();
+        let span = trace::emit(self.traces(), &mut events);
+        let emission = self.inner.emitter.emit(events).instrument(span.clone()).await;
+        trace::emitted(&span, &emission);
+        Ok(self.receipt(emission?))
     }
 
     /// Takes an event into a buffer that is flushed every 50 ms, when it has many, with [`Tramline::flush`] and with
@@ -129,8 +138,18 @@ impl Tramline {
     /// # Errors
     /// The event is given back when the buffer is full or the event is impossible. Once taken, it is dropped only if the store cannot
     /// be reached for about half a minute: that is logged, counted in [`Tramline::dropped`] and told to [`Hooks::dropped`].
-    pub fn emit_later(&self, event: crate::model::event::Event) -> Result<(), Box<Rejected>> {
+    pub fn emit_later(&self, event: Event) -> Result<(), Box<Rejected>> {
+        let [event] = self.traced([event]);
         self.inner.buffer.push(event)
+    }
+
+    /// Puts the trace context of the caller's span into events, for emits in the caller's own transaction. [`Tramline::emit`] and
+    /// [`Tramline::emit_later`] do so by themselves.
+    #[must_use]
+    pub fn traced<const N: usize>(&self, mut events: [Event; N]) -> [Event; N] {
+        let context = trace::current(self.traces());
+        events.iter_mut().for_each(|event| put(&context, event));
+        events
     }
 
     /// Waits until everything that [`Tramline::emit_later`] has taken is stored, or was reported as dropped. Cancel-safe.
@@ -229,6 +248,11 @@ impl Tramline {
 
     pub(crate) fn hooks(&self) -> &Arc<dyn Hooks> {
         &self.inner.hooks
+    }
+
+    /// What connects spans with trace contexts.
+    pub fn traces(&self) -> &dyn Traces {
+        &*self.inner.traces
     }
 
     pub(crate) fn presence(&self) -> &Arc<Presence> {

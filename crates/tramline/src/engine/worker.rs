@@ -6,10 +6,12 @@ use crate::engine::handler::{Batch, Bound, Handler, Handlers, IntoOutcomes};
 use crate::engine::hooks::Hooks;
 use crate::engine::journal::Journal;
 use crate::engine::plugin::Plugin;
+use crate::engine::pool::Pool;
 use crate::engine::run::{Parts, Run, Until, drive};
 use crate::engine::shutdown::Shutdown;
 use crate::engine::tramline::Tramline;
 use crate::error::{Error, Kind, Result};
+use crate::model::limits::Limits;
 use crate::model::retry::Retry;
 use crate::model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying,
@@ -42,6 +44,7 @@ pub struct Worker {
     hooks: Arc<dyn Hooks>,
     single: bool,
     journal: Option<(PathBuf, bool)>,
+    pool: Option<(Pool, u32)>,
 }
 
 impl Worker {
@@ -58,6 +61,7 @@ impl Worker {
             states: States::default(),
             single: false,
             journal: None,
+            pool: None,
         }
     }
 
@@ -86,6 +90,14 @@ impl Worker {
     #[must_use]
     pub fn concurrency(mut self, handlers: usize) -> Worker {
         self.concurrency = handlers.clamp(1, MAX_CONCURRENCY);
+        self
+    }
+
+    /// Its handlers run in the places of a pool that it shares with other workers of this process: while all of them have something to do,
+    /// events start in the proportion of the weights (1 to 1,000). [`Worker::concurrency`] still holds for this worker alone.
+    #[must_use]
+    pub fn pool(mut self, pool: &Pool, weight: u32) -> Worker {
+        self.pool = Some((pool.clone(), weight));
         self
     }
 
@@ -128,6 +140,14 @@ impl Worker {
     #[must_use]
     pub fn claim_size(mut self, events: u32) -> Worker {
         self.policy.claim_size = Some(events);
+        self
+    }
+
+    /// What all workers of the subscription may do together, in whatever process: events under way, events of one key under way, events
+    /// that start in a period. [`Worker::concurrency`] is about this process.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Worker {
+        self.policy.limits = limits;
         self
     }
 
@@ -288,6 +308,7 @@ impl Worker {
             concurrency: self.concurrency,
             single: self.single,
             journal,
+            seat: self.pool.as_ref().map(|(pool, weight)| pool.join(*weight)),
         });
         let ended = drive(Arc::new(run), until).await;
         membership.leave().await;

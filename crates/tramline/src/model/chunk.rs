@@ -200,6 +200,13 @@ impl ChunkRow {
         Ok(metas.into_iter().map(|meta| meta.1.as_deref().map(Arc::from)).collect())
     }
 
+    /// The types and keys of the events, in order.
+    pub(crate) fn labels(&self) -> Result<Vec<(String, Option<String>)>> {
+        let metas: Vec<Meta<'_>> =
+            serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
+        Ok(metas.into_iter().map(|meta| (meta.0.into_owned(), meta.1.map(Cow::into_owned))).collect())
+    }
+
     /// The keys of the events, when they are due and how urgent they are, in order.
     pub(crate) fn outlines(&self) -> Result<Vec<Outline>> {
         let metas: Vec<Meta<'_>> =

@@ -13,6 +13,8 @@ pub enum DropReason {
     Shed,
     /// A newer event of the same key stands for it.
     Compacted,
+    /// It was dead for longer than the subscription keeps dead events.
+    Expired,
 }
 
 impl DropReason {
@@ -21,12 +23,15 @@ impl DropReason {
         match self {
             DropReason::Shed => "shed",
             DropReason::Compacted => "compacted",
+            DropReason::Expired => "expired",
         }
     }
 
     /// The reason behind a stored word.
     pub fn parse(word: &str) -> Option<DropReason> {
-        [DropReason::Shed, DropReason::Compacted].into_iter().find(|reason| reason.as_str() == word)
+        [DropReason::Shed, DropReason::Compacted, DropReason::Expired]
+            .into_iter()
+            .find(|reason| reason.as_str() == word)
     }
 }
 

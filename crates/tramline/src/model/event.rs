@@ -5,6 +5,8 @@ use crate::model::id::{EventId, SubscriptionId, TallyId};
 use crate::model::name;
 use crate::model::tally::TallyItem;
 use crate::model::time::Time;
+use crate::model::trace;
+use crate::model::unique::Unique;
 use bytes::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -26,7 +28,8 @@ pub const MAX_PAYLOAD: usize = 1 << 20;
 /// The largest `state` of a key, in bytes.
 pub const MAX_STATE: usize = 1 << 16;
 const MAX_KEY: usize = 512;
-const MAX_HEADERS: usize = 16 << 10;
+/// What the headers of one event may weigh, in bytes.
+pub const MAX_HEADERS: usize = 16 << 10;
 const MAX_IDEMPOTENCY_KEY: usize = 255;
 
 /// An event to emit: "this happened".
@@ -50,6 +53,7 @@ pub struct Event {
     pub(crate) state: Option<Bytes>,
     pub(crate) is_sub: bool,
     pub(crate) tally: Option<InTally>,
+    pub(crate) unique: Option<Unique>,
     /// The item that it is, once its tally has numbered it.
     pub(crate) item: Option<EventItem>,
 }
@@ -116,6 +120,7 @@ impl Event {
             state: None,
             is_sub: false,
             tally: None,
+            unique: None,
             item: None,
         }
     }
@@ -165,6 +170,16 @@ impl Event {
         self
     }
 
+    /// Makes it belong to the trace of a context (see [`trace::context`]), unless it belongs to one already, or its headers have no
+    /// room for that.
+    #[must_use]
+    pub fn in_trace(mut self, context: &Headers) -> Event {
+        if trace::context_of(&self.headers).is_empty() {
+            trace::put(context, &mut self);
+        }
+        self
+    }
+
     /// Not before this long after it is stored.
     #[must_use]
     pub fn delay(mut self, delay: Duration) -> Event {
@@ -191,6 +206,14 @@ impl Event {
     #[must_use]
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Event {
         self.idempotency_key = Some(key.into());
+        self
+    }
+
+    /// Makes it unique: at most one event of the topic with this unique key is pending. Also after an event that was replayed or
+    /// resent, which is not an emit.
+    #[must_use]
+    pub fn unique(mut self, unique: impl Into<Unique>) -> Event {
+        self.unique = Some(unique.into());
         self
     }
 
@@ -252,6 +275,7 @@ impl Event {
             content_type: &self.content_type,
             headers: &self.headers,
             priority: self.priority,
+            unique: self.unique.as_ref(),
         }
     }
 
@@ -263,13 +287,17 @@ impl Event {
             name::check("subscription", subscription)?;
         }
         limit("payload", self.payload.len(), MAX_PAYLOAD)?;
-        limit("headers", self.headers.iter().map(|(k, v)| k.len() + v.len()).sum(), MAX_HEADERS)?;
+        limit("headers", weight(&self.headers), MAX_HEADERS)?;
         limit("state", self.state.as_ref().map_or(0, Bytes::len), MAX_STATE)?;
         if let Some(key) = &self.key {
             check_text("key", key, MAX_KEY)?;
         }
         if let Some(key) = &self.idempotency_key {
             check_text("idempotency key", key, MAX_IDEMPOTENCY_KEY)?;
+        }
+        if let Some(unique) = &self.unique {
+            check_text("unique key", &unique.key, MAX_KEY)?;
+            unique.check_window()?;
         }
         check_text("content type", &self.content_type, name::MAX_NAME)?;
         if self.headers.iter().any(|(name, value)| name.contains('\0') || value.contains('\0')) {
@@ -285,6 +313,11 @@ impl Event {
             return Err(Error::invalid("priority is above 9", "use 0 (first) to 9 (last)"));
         }
         Ok(())
+    }
+
+    /// Whether more headers would be too many.
+    pub(crate) fn has_room_for(&self, more: &Headers) -> bool {
+        weight(&self.headers) + weight(more) <= MAX_HEADERS
     }
 
     /// What the event weighs in a chunk.
@@ -311,6 +344,8 @@ pub struct EventParts<'a> {
     pub headers: &'a Headers,
     /// From 0 (first) to 9 (last).
     pub priority: u8,
+    /// What makes it unique, if something does.
+    pub unique: Option<&'a Unique>,
 }
 
 /// A short text: not empty, not long, and such that databases can store it.
@@ -334,6 +369,10 @@ fn check_text(what: &str, text: &str, most: usize) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+fn weight(headers: &Headers) -> usize {
+    headers.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 fn limit(what: &str, size: usize, most: usize) -> Result<()> {
@@ -388,6 +427,8 @@ pub struct Emitted {
     pub id: EventId,
     /// The preceding event of the same topic and key.
     pub prev: Option<EventId>,
+    /// True if it is an event that was there already, because of its unique key: nothing was stored now.
+    pub duplicate: bool,
 }
 
 #[cfg(test)]
@@ -406,6 +447,9 @@ mod tests {
             good.clone().key("nul\0"),
             good.clone().header("a", "\0"),
             good.clone().priority(10),
+            good.clone().unique(""),
+            good.clone().unique("k".repeat(513)),
+            good.clone().unique(Unique::new("k").within(Duration::MAX)),
             good.clone().state(vec![0; MAX_STATE + 1]),
             Event::new("t", "x").state("s"),
         ];

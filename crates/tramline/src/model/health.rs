@@ -58,6 +58,17 @@ pub enum Verdict {
     Gone,
 }
 
+impl Verdict {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Verdict::Delivered => "delivered",
+            Verdict::Failed => "failed",
+            Verdict::Gone => "gone",
+        }
+    }
+}
+
 /// How the sending of a push subscription stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -3,6 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::model::event::{Due, Event, Headers};
 use crate::model::time::{Time, millis};
+use crate::model::unique::Unique;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ struct Kept {
     at: Option<i64>,
     priority: u8,
     state: Option<Payload>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unique: Option<Unique>,
 }
 
 /// Text stays readable; other bytes are numbers.
@@ -86,6 +89,7 @@ pub(crate) fn write(event: &Event) -> String {
         at,
         priority: event.priority,
         state: event.state.as_deref().map(Payload::new),
+        unique: event.unique.clone(),
     };
     serde_json::to_string(&kept).unwrap_or_default() // plain values always serialise
 }
@@ -104,6 +108,7 @@ pub(crate) fn read(text: &str) -> Result<Event> {
         .content_type(kept.content_type)
         .priority(kept.priority);
     event.key = kept.key;
+    event.unique = kept.unique;
     event.headers = kept.headers;
     event.state = kept.state.map(|state| state.into_bytes().into());
     event.due = match kept.at {

@@ -17,6 +17,11 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Who has it.
+    pub fn owner(&self) -> Incarnation {
+        self.owner
+    }
+
     /// True when the lease hangs on a lane and not on the slice itself.
     pub(crate) fn is_ordered(&self) -> bool {
         self.lane != LaneId::UNORDERED
@@ -43,12 +48,12 @@ impl FromStr for Lease {
 
     fn from_str(token: &str) -> Result<Lease> {
         let bad = || Error::invalid("this is not a lease", "send the lease exactly as the claim gave it");
-        let numbers: Vec<i64> = token
-            .split('.')
-            .map(|part| i64::from_str_radix(part, 16))
-            .collect::<Result<_, _>>()
-            .map_err(|_| bad())?;
-        let [lane, chunk, slice, epoch, owner] = numbers[..] else { return Err(bad()) };
+        let mut numbers = [0; 5];
+        let mut parts = token.split('.');
+        for number in &mut numbers {
+            *number = parts.next().and_then(|part| i64::from_str_radix(part, 16).ok()).ok_or_else(bad)?;
+        }
+        let ([lane, chunk, slice, epoch, owner], None) = (numbers, parts.next()) else { return Err(bad()) };
         Ok(Lease {
             lane: LaneId(lane),
             chunk: ChunkId(chunk),

@@ -40,6 +40,25 @@ impl Outcome {
         Outcome::Dead { error: error.into() }
     }
 
+    /// The word for it, in traces and metrics.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Outcome::Done => "done",
+            Outcome::Retry { .. } => "retry",
+            Outcome::Snooze { .. } => "snooze",
+            Outcome::Dead { .. } => "dead",
+        }
+    }
+
+    /// How long to wait, if the handler says so.
+    pub fn delay(&self) -> Option<Duration> {
+        match self {
+            Outcome::Retry { delay, .. } => *delay,
+            Outcome::Snooze { delay } => Some(*delay),
+            Outcome::Done | Outcome::Dead { .. } => None,
+        }
+    }
+
     /// True for done.
     pub fn is_done(&self) -> bool {
         matches!(self, Outcome::Done)
@@ -48,10 +67,14 @@ impl Outcome {
 
 /// An error text cut to what is kept, at a character boundary.
 pub fn bounded(error: &str) -> String {
-    let clean = error.replace('\0', " ");
-    if clean.len() <= MAX_ERROR {
-        return clean;
+    cut(error.replace('\0', " "), MAX_ERROR)
+}
+
+/// A text of at most `most` bytes, and a mark where it was longer.
+pub(crate) fn cut(text: String, most: usize) -> String {
+    if text.len() <= most {
+        return text;
     }
-    let end = (0..=MAX_ERROR).rev().find(|&at| clean.is_char_boundary(at)).unwrap_or(0);
-    format!("{}…", &clean[..end])
+    let end = (0..=most).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    format!("{}…", &text[..end])
 }

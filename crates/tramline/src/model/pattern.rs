@@ -12,6 +12,11 @@ use std::str::FromStr;
 pub struct Pattern(String);
 
 impl Pattern {
+    /// The pattern that means every name.
+    pub fn all() -> Pattern {
+        Pattern("**".to_owned())
+    }
+
     /// True if a name is meant.
     pub fn matches(&self, name: &str) -> bool {
         let mut segments = name.split('/');
@@ -25,6 +30,24 @@ impl Pattern {
             }
         }
         segments.next().is_none()
+    }
+
+    /// True if every name that `other` means is meant by this one too.
+    pub fn covers(&self, other: &Pattern) -> bool {
+        // Every name has a first segment, so this one is as wide as it gets.
+        if self.0 == "**" || self.0 == "*/**" {
+            return true;
+        }
+        let (mut mine, mut theirs) = (self.0.split('/'), other.0.split('/'));
+        loop {
+            match (mine.next(), theirs.next()) {
+                (Some("**"), _) | (None, None) => return true,
+                (None, _) | (_, None) | (_, Some("**")) => return false,
+                (Some("*"), Some(_)) => {}
+                (Some(mine), Some(theirs)) if mine == theirs => {}
+                _ => return false,
+            }
+        }
     }
 
     /// As it was written.
@@ -97,6 +120,35 @@ mod tests {
         );
         assert!(matches("*/mail", "acme/mail") && !matches("*/mail", "acme/sms"));
         assert!(matches("**", "a/b/c") && matches("*", "a") && !matches("*", "a/b"));
+    }
+
+    /// All names and patterns of up to three segments from a small alphabet, against each other.
+    #[test]
+    fn a_pattern_covers_another_exactly_if_it_means_all_its_names() {
+        let of = |words: &[&str], most: usize| {
+            let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            let mut last = all.clone();
+            for _ in 1..most {
+                last = last
+                    .iter()
+                    .flat_map(|name| words.iter().map(move |word| format!("{name}/{word}")))
+                    .collect();
+                all.extend(last.clone());
+            }
+            all
+        };
+        // A segment that no pattern names stands for all others, and one more level for all that are deeper.
+        let names = of(&["a", "b", "other"], 4);
+        let mut patterns = of(&["a", "b", "*"], 3);
+        patterns.extend(of(&["a", "b", "*"], 2).iter().map(|start| format!("{start}/**")));
+        patterns.push("**".to_owned());
+        let patterns: Vec<Pattern> = patterns.iter().map(|text| text.parse().unwrap()).collect();
+        for one in &patterns {
+            for other in &patterns {
+                let all = names.iter().all(|name| !other.matches(name) || one.matches(name));
+                assert_eq!(one.covers(other), all, "{one} and {other}");
+            }
+        }
     }
 
     #[test]

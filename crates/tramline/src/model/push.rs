@@ -180,6 +180,12 @@ impl Push {
         if self.request_timeout < Duration::from_millis(100) || self.request_timeout > LONGEST_REQUEST {
             return wrong("the request timeout is out of range", "use 100 to 600,000 ms");
         }
+        if self.disable_after == Some(Duration::ZERO) {
+            return wrong(
+                "disable_after_ms of 0 disables at the first failure",
+                "use 1 or more, or null for never",
+            );
+        }
         if self.secrets.len() > MAX_SECRETS {
             return wrong("there are too many secrets", "keep at most 8; remove those that are rotated out");
         }
@@ -230,6 +236,7 @@ mod tests {
             Push { concurrency: 0, ..push() },
             Push { rate: Some(0), ..push() },
             Push { request_timeout: Duration::ZERO, ..push() },
+            Push { disable_after: Some(Duration::ZERO), ..push() },
             header("Content-Type", "x"),
             header("webhook-signature", "x"),
             header("two words", "x"),

@@ -1,5 +1,7 @@
 //! Rules: what stops a subscription, and who said so.
 
+use crate::model::pattern::Pattern;
+use crate::model::subscription::Subscription;
 use crate::model::time::Time;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +31,40 @@ impl RuleKind {
     }
 }
 
+/// A rule for all subscriptions whose names match, those that there are and those that come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PatternRule {
+    /// Its number, never reused.
+    pub id: i64,
+    /// Which names.
+    pub pattern: Pattern,
+    /// Only subscriptions of which all topics match one of these; `None`: whatever they consume.
+    pub topics: Option<Vec<Pattern>>,
+    /// Pause or block.
+    pub kind: RuleKind,
+    /// Who set it.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+    /// Since when.
+    pub since: Time,
+    /// When it ends by itself.
+    pub until: Option<Time>,
+    /// How many subscriptions it stops now.
+    pub subscriptions: u64,
+}
+
+impl PatternRule {
+    /// True if the rule is about this subscription.
+    pub fn stops(&self, subscription: &Subscription) -> bool {
+        let topics = self.topics.as_deref();
+        self.pattern.matches(&subscription.name)
+            && topics.is_none_or(|all| {
+                subscription.topics.iter().all(|topic| all.iter().any(|pattern| pattern.matches(topic)))
+            })
+    }
+}
+
 /// A rule in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
@@ -42,6 +78,8 @@ pub struct Rule {
     pub since: Time,
     /// When it ends by itself.
     pub until: Option<Time>,
+    /// The rule by pattern that it comes from: its number and its pattern.
+    pub source: Option<(i64, Pattern)>,
 }
 
 /// Something that somebody did to a subscription.
@@ -55,4 +93,6 @@ pub struct AuditEntry {
     pub action: String,
     /// Why.
     pub reason: String,
+    /// The pattern, if it was done to all subscriptions whose names match.
+    pub pattern: Option<Pattern>,
 }

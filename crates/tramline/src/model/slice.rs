@@ -26,11 +26,13 @@ pub enum State {
     Dead = 6,
     /// Claimed at most once: the entry of the consumption log. Never claimable again.
     Consumed = 7,
+    /// Not ordered: due, but as many events of its key are under way as may be; outside the search for what is ready.
+    Crowded = 8,
 }
 
 impl State {
     /// All states, by number.
-    pub const ALL: [State; 8] = [
+    pub const ALL: [State; 9] = [
         State::Ready,
         State::Leased,
         State::Suspect,
@@ -39,6 +41,7 @@ impl State {
         State::Held,
         State::Dead,
         State::Consumed,
+        State::Crowded,
     ];
 
     /// The state behind a stored number.
@@ -50,7 +53,7 @@ impl State {
     pub fn status(self, ordered: bool, due_at: Time, now: Time, held: bool) -> Status {
         match self {
             State::Ready | State::Waiting if due_at > now => Status::Delayed,
-            State::Ready | State::Waiting | State::Suspect => Status::Ready,
+            State::Ready | State::Waiting | State::Suspect | State::Crowded => Status::Ready,
             State::Leased if if ordered { held } else { due_at > now } => Status::Leased,
             State::Leased => Status::Ready,
             State::Parked | State::Held => Status::Parked,
@@ -77,7 +80,7 @@ pub struct Slice {
     pub mask: Mask,
     /// The only clock: not before. The end of the lease while leased, the time of death when dead.
     pub due_at: Time,
-    /// Priority; in parked slices the hash of the key.
+    /// Priority; in parked slices the hash of the key, in crowded ones both.
     pub rank: i64,
     /// Settled failures.
     pub attempts: u32,

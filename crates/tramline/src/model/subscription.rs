@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::model::filter::Filter;
-use crate::model::id::{MAX_LANES, SubscriptionId, TopicId};
+use crate::model::id::{EventId, MAX_LANES, SubscriptionId, TopicId};
+use crate::model::limits::Limits;
+use crate::model::outcome::Outcome;
 use crate::model::push::Push;
 use crate::model::retry::Retry;
 use crate::model::time::{Time, as_optional_millis};
@@ -149,9 +151,19 @@ pub struct Policy {
     /// Those of its topics from which it gets nothing new: what it has of them is still done.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub draining: Vec<String>,
+    /// What all workers together may do.
+    #[serde(skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
     /// How events are sent to a callback. `None`: workers claim. That never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub push: Option<Push>,
+    /// How long dead events are kept; `None`: until somebody replays or drops them. Held ones are always kept.
+    #[serde(
+        rename = "dead_retention_ms",
+        with = "as_optional_millis",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub dead_retention: Option<Duration>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -257,6 +269,18 @@ impl Policy {
         self.guarantee == Guarantee::AtMostOnce
     }
 
+    /// How long an event waits for its next run after try number `attempt` (from 1) ended like this; `None`: there is none.
+    pub(crate) fn wait_after(&self, outcome: &Outcome, attempt: u32, event: EventId) -> Option<Duration> {
+        match outcome {
+            Outcome::Done | Outcome::Dead { .. } => None,
+            Outcome::Snooze { delay } => Some(*delay),
+            Outcome::Retry { delay, .. } => {
+                let wait = self.retry.delay_after(attempt, event).filter(|_| !self.is_at_most_once())?;
+                Some(delay.unwrap_or(wait))
+            }
+        }
+    }
+
     /// Checks the numbers.
     pub(crate) fn check(&self) -> Result<()> {
         if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease()) {
@@ -269,6 +293,7 @@ impl Policy {
             return Err(Error::invalid("max_attempts is out of range", "use 1 to 10,000, or 0 for no limit"));
         }
         self.filter.check()?;
+        self.limits.check(self.is_ordered(), self.push.is_some())?;
         self.check_push()
     }
 

@@ -33,6 +33,14 @@ impl Taker {
         if self.consume { State::Consumed } else { State::Leased }
     }
 
+    /// A slice that is taken, all of it.
+    pub(crate) fn lease(&mut self, slice: Slice) -> Slice {
+        self.events -= slice.mask.count();
+        self.bytes -= i64::from(slice.bytes);
+        let (state, owner) = (self.state(), self.owner);
+        Slice { state, owner, epoch: slice.epoch + 1, due_at: self.until, ..slice }
+    }
+
     /// How many events of a slice may be taken.
     pub fn limit(&self, slice: &Slice) -> u32 {
         let most = if self.single { 1 } else { slice.mask.count() };
@@ -52,16 +60,7 @@ pub fn take(due: Vec<Slice>, taker: &mut Taker, changes: &mut Changes) -> Vec<Sl
         if !rest.is_empty() {
             changes.insert.push(slice.part(rest));
         }
-        taker.events -= mine.count();
-        taker.bytes -= i64::from(slice.bytes);
-        let leased = Slice {
-            mask: mine,
-            state: taker.state(),
-            owner: taker.owner,
-            epoch: slice.epoch + 1,
-            due_at: taker.until,
-            ..slice
-        };
+        let leased = taker.lease(Slice { mask: mine, ..slice });
         changes.update.push(leased.clone());
         taken.push(leased);
     }

@@ -196,6 +196,7 @@ impl EmitPlan {
         let emitted = |(place, prev): &(Place, Link)| Emitted {
             id: numbers.id(*place),
             prev: Some(numbers.resolve(*prev)).filter(|prev| *prev != 0).map(EventId),
+            duplicate: false,
         };
         self.places[at].iter().map(emitted).collect()
     }

@@ -1,5 +1,6 @@
 //! What becomes of a lease that ended without being settled.
 
+use crate::model::failure::Gone;
 use crate::model::id::EventId;
 use crate::model::lease::Lease;
 use crate::model::mask::Mask;
@@ -42,6 +43,7 @@ pub fn expire(
         view.lane.leased -= 1;
     }
     if slice.state == State::Consumed {
+        changes.failed(&slice, slice.mask, slice.attempts + 1, INTERRUPTED);
         return bury(Slice { error: Some(INTERRUPTED.into()), ..slice }, policy, now, lane, changes);
     }
     if policy.push.is_some() {
@@ -52,6 +54,7 @@ pub fn expire(
     if slice.alone >= CRASHES_ALONE {
         let error =
             format!("quarantined: {CRASHES_ALONE} workers ended while they ran nothing but this event");
+        changes.failed(&slice, slice.mask, slice.attempts + 1, &error);
         return bury(Slice { error: Some(error), ..slice }, policy, now, lane, changes);
     }
     changes.wake = true;
@@ -75,6 +78,7 @@ pub(super) fn interrupt(
     let mut parts: Vec<(EventId, Slice)> = Vec::new();
     for slice in consumed {
         changes.delete.push((slice.chunk, slice.id));
+        changes.failed(&slice, slice.mask, slice.attempts + 1, INTERRUPTED);
         let slice = Slice { error: Some(INTERRUPTED.into()), ..slice };
         parts.extend(slice.events().map(|event| (event, slice.part(Mask::of(event.index())))));
     }
@@ -103,8 +107,9 @@ pub(super) fn bury_part(
     let dead = Slice { state: State::Dead, due_at: now, owner, ..part };
     let Some(view) = lane else {
         changes.end(&dead, dead.mask, Ending::Failed);
-        if policy.on_exhausted != OnExhausted::Drop {
-            super::join(&mut changes.insert, dead);
+        match policy.on_exhausted {
+            OnExhausted::Drop => changes.gone(&dead, dead.mask, Gone::Exhausted),
+            OnExhausted::Dead | OnExhausted::Hold => super::join(&mut changes.insert, dead),
         }
         return;
     };
@@ -117,7 +122,7 @@ pub(super) fn bury_part(
                 super::join(&mut changes.insert, Slice { state: State::Held, ..one });
                 continue;
             }
-            OnExhausted::Drop => {}
+            OnExhausted::Drop => changes.gone(&dead, one.mask, Gone::Exhausted),
             OnExhausted::Dead | OnExhausted::Hold => super::join(&mut changes.insert, one),
         }
         changes.end(&dead, Mask::of(event.index()), Ending::Failed);

@@ -3,12 +3,15 @@
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
 use crate::model::dropped::DropReason;
+use crate::model::event::StoredEvent;
+use crate::model::failure::Gone;
 use crate::model::id::{ChunkId, EventId, LaneId, SliceId, SubscriptionId};
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::tally::Ending;
 use crate::model::time::Time;
-use crate::plan::{Changes, LaneView};
+use crate::plan::{Changes, LaneView, join};
+use crate::store::verbs::Revival;
 use std::collections::BTreeMap;
 
 /// Events by their chunks.
@@ -35,8 +38,22 @@ fn cut(slice: &Slice, mask: Mask, changes: &mut Changes) {
 pub fn replay(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     cut(slice, mask, changes);
     changes.wake = true;
+    changes.insert.push(fresh(slice, mask, now, now));
+}
+
+/// The same, one event after the other: `due` says when the next one comes.
+fn stagger(slice: &Slice, mask: Mask, now: Time, mut due: impl FnMut() -> Time, changes: &mut Changes) {
+    cut(slice, mask, changes);
+    changes.wake = true;
+    for index in mask.iter() {
+        join(&mut changes.insert, fresh(slice, Mask::of(index), due(), now));
+    }
+}
+
+/// Dead or held events as they run again. What is outside the order and not due yet waits without its key.
+fn fresh(slice: &Slice, mask: Mask, due_at: Time, now: Time) -> Slice {
     let fresh = Slice {
-        due_at: now,
+        due_at,
         attempts: 0,
         crashes: 0,
         alone: 0,
@@ -44,14 +61,24 @@ pub fn replay(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
         owner: Default::default(),
         ..slice.part(mask)
     };
-    changes.insert.push(match slice.state {
+    match slice.state {
         State::Held => Slice { state: State::Waiting, ..fresh },
+        _ if slice.is_ordered() && due_at > now => Slice { state: State::Waiting, replayed: true, ..fresh },
         _ => Slice { state: State::Ready, replayed: true, ..fresh },
-    });
+    }
 }
 
-/// Events that nobody has claimed are dropped: dead, held or cancelled ones.
-pub fn remove(slice: &Slice, mask: Mask, lane: Option<&mut LaneView>, changes: &mut Changes) {
+/// Events that nobody has claimed are dropped because somebody says so: dead, held or cancelled ones; or dead ones because they
+/// are too old.
+pub fn remove(slice: &Slice, mask: Mask, gone: Gone, lane: Option<&mut LaneView>, changes: &mut Changes) {
+    changes.gone(slice, mask, gone);
+    if gone == Gone::Expired {
+        changes.dropped.push((slice.chunk, mask, DropReason::Expired));
+    }
+    take_away(slice, mask, lane, changes);
+}
+
+fn take_away(slice: &Slice, mask: Mask, lane: Option<&mut LaneView>, changes: &mut Changes) {
     cut(slice, mask, changes);
     changes.end(slice, mask, Ending::Failed);
     let Some(view) = lane else { return };
@@ -65,9 +92,25 @@ pub fn remove(slice: &Slice, mask: Mask, lane: Option<&mut LaneView>, changes: &
     }
 }
 
+/// Dead or held events leave their state, as somebody says.
+pub fn revive(
+    slice: &Slice,
+    mask: Mask,
+    how: &mut Revival,
+    now: Time,
+    lane: Option<&mut LaneView>,
+    changes: &mut Changes,
+) {
+    match how {
+        Revival::Replay => replay(slice, mask, now, changes),
+        Revival::Stagger(pace) => stagger(slice, mask, now, || pace.next(now), changes),
+        Revival::Drop => remove(slice, mask, Gone::Dropped, lane, changes),
+    }
+}
+
 /// Events that nobody has claimed go because the store is full. All of a slice: its key may go on with what is behind it.
 pub fn shed(slice: &Slice, lane: Option<&mut LaneView>, changes: &mut Changes) {
-    remove(slice, slice.mask, lane, changes);
+    take_away(slice, slice.mask, lane, changes);
     changes.dropped.push((slice.chunk, slice.mask, DropReason::Shed));
 }
 
@@ -107,7 +150,7 @@ pub fn resend(
     changes: &mut Changes,
 ) -> Result<()> {
     changes.wake = true;
-    changes.insert.push(Slice {
+    let slice = Slice {
         id: SliceId(0),
         chunk: row.chunk,
         subscription,
@@ -125,8 +168,17 @@ pub fn resend(
         tallied: !row.items(subscription, mask)?.is_empty(),
         bytes: row.body.len() as u32,
         error: None,
-    });
+    };
+    changes.came_back(&slice);
+    changes.insert.push(slice);
     Ok(())
+}
+
+/// The predecessor that an event of an ordered subscription has to wait for, if that one is still to be done there.
+pub(crate) fn predecessor(slices: &[Slice], event: &StoredEvent, own: &Slice) -> Option<EventId> {
+    let prev = event.prev.filter(|_| own.is_ordered() && own.lane != LaneId::WHOLE && !own.replayed)?;
+    let before = find(slices, prev)?;
+    (before.state != State::Dead && !before.replayed && own.state != State::Dead).then_some(prev)
 }
 
 /// Where an event is among the slices of its chunk in one subscription.

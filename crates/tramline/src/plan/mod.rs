@@ -5,12 +5,14 @@
 //!
 //! - [`emit`]: how events are cut into chunks and slices
 //! - [`claim`]: which slices a claim takes where there is no order
+//! - [`limit`]: what a claim may take where a subscription has limits
 //! - [`lane`]: what a claim takes from a lane, and whose keys it parks
 //! - [`compact`]: what of it gives way to newer events of the same key
 //! - [`settle`]: what outcomes make of slices
 //! - [`expire`]: what becomes of a lease that nobody settled
 //! - [`release`]: what goes back when somebody gives back a part of what it has
 //! - [`mend`]: replay, drop, cancel and resend
+//! - [`unique`]: what becomes of an event whose unique key is known
 //! - [`tally`]: what additions, acks and seals make of a tally
 //! - [`schedule`]: what becomes of a schedule when it is put, paused or due
 
@@ -19,16 +21,20 @@ pub mod compact;
 pub mod emit;
 pub mod expire;
 pub mod lane;
+pub mod limit;
 pub mod mend;
 pub mod release;
 pub mod schedule;
 pub mod settle;
 pub mod tally;
+pub mod unique;
 
 use crate::model::dropped::DropReason;
+use crate::model::failure::{Gone, MAX_FAILURE, Note};
 use crate::model::id::{ChunkId, EventId, LaneId, SliceId};
 use crate::model::lane::{Lane, hash};
 use crate::model::mask::Mask;
+use crate::model::outcome::cut;
 use crate::model::slice::{Slice, State};
 use crate::model::tally::Ending;
 use crate::model::time::Time;
@@ -61,6 +67,10 @@ pub struct Changes {
     pub ended: Vec<(ChunkId, Mask, Ending)>,
     /// Events that will never be seen although nobody asked for that.
     pub dropped: Vec<(ChunkId, Mask, DropReason)>,
+    /// Why attempts failed, and why events went without being done. Only failures have any.
+    pub notes: Vec<Note>,
+    /// The name of the worker that these are about, if it is known.
+    pub worker: Option<Arc<str>>,
     /// True when events became claimable that were not before.
     pub wake: bool,
 }
@@ -74,6 +84,31 @@ impl Changes {
         match self.ended.last_mut().filter(|last| (last.0, last.2) == (slice.chunk, ending)) {
             Some(last) => last.1 = last.1.plus(mask),
             None => self.ended.push((slice.chunk, mask, ending)),
+        }
+    }
+
+    /// Remembers why an attempt of some events of a slice failed.
+    fn failed(&mut self, slice: &Slice, mask: Mask, attempt: u32, error: &str) {
+        self.note(slice, mask, attempt, cut(error.to_owned(), MAX_FAILURE));
+    }
+
+    /// Remembers why some events of a slice will not run although they were not done.
+    fn gone(&mut self, slice: &Slice, mask: Mask, gone: Gone) {
+        self.note(slice, mask, 0, gone.as_str().to_owned());
+    }
+
+    /// Remembers that events which may have gone are to be done again.
+    fn came_back(&mut self, slice: &Slice) {
+        self.note(slice, slice.mask, 0, String::new());
+    }
+
+    /// Events of a chunk that failed alike share a note.
+    fn note(&mut self, slice: &Slice, mask: Mask, attempt: u32, text: String) {
+        let note = Note { chunk: slice.chunk, mask, attempt, owner: slice.owner, text };
+        let same = |other: &&mut Note| Note { mask: note.mask, ..(**other).clone() } == note;
+        match self.notes.iter_mut().rev().take(8).find(same) {
+            Some(other) => other.mask = other.mask.plus(mask),
+            None => self.notes.push(note),
         }
     }
 }

@@ -42,7 +42,9 @@ pub fn settle(
         }
         rest = rest.minus(Mask::of(*index));
         let event = EventId::at(slice.chunk, *index);
-        match next(&slice, event, outcome, policy, now) {
+        let next = next(&slice, event, outcome, policy, now);
+        note(&slice, event, &next, changes);
+        match next {
             None => done = done.plus(Mask::of(*index)),
             Some(Next::Again { due_at, attempts, error }) => {
                 changes.wake |= due_at <= now;
@@ -146,7 +148,9 @@ fn settle_one(
     changes: &mut Changes,
 ) {
     let Some(event) = part.events().next() else { return };
-    match next(&part, event, outcome, policy, now) {
+    let next = next(&part, event, outcome, policy, now);
+    note(&part, event, &next, changes);
+    match next {
         None => {
             changes.end(&part, part.mask, Ending::Done);
             if !part.replayed {
@@ -237,26 +241,28 @@ fn check_order(
 
 /// What follows for one event: `None` when it is done.
 fn next(slice: &Slice, event: EventId, outcome: &Outcome, policy: &Policy, now: Time) -> Option<Next> {
-    match outcome {
-        Outcome::Done => None,
-        Outcome::Snooze { delay } => Some(Next::Again {
-            due_at: now.after(*delay),
-            attempts: slice.attempts,
-            error: slice.error.clone(),
-        }),
-        Outcome::Dead { error } => Some(Next::Buried { attempts: slice.attempts + 1, error: bounded(error) }),
-        Outcome::Retry { delay, error } => {
-            let attempts = slice.attempts + 1;
-            let error = bounded(error);
-            let wait = policy.retry.delay_after(attempts, event).filter(|_| !policy.is_at_most_once());
-            Some(match wait {
-                None => Next::Buried { attempts, error },
-                Some(wait) => {
-                    Next::Again { due_at: now.after(delay.unwrap_or(wait)), attempts, error: Some(error) }
-                }
-            })
+    let due_at = policy.wait_after(outcome, slice.attempts + 1, event).map(|wait| now.after(wait));
+    let (attempts, error) = match outcome {
+        Outcome::Done => return None,
+        Outcome::Snooze { .. } => (slice.attempts, slice.error.clone()),
+        Outcome::Retry { error, .. } | Outcome::Dead { error } => (slice.attempts + 1, Some(bounded(error))),
+    };
+    Some(match due_at {
+        Some(due_at) => Next::Again { due_at, attempts, error },
+        None => Next::Buried { attempts, error: error.unwrap_or_default() },
+    })
+}
+
+/// Keeps why an attempt failed. What was put off did not.
+fn note(slice: &Slice, event: EventId, next: &Option<Next>, changes: &mut Changes) {
+    let (attempts, error) = match next {
+        Some(Next::Again { attempts, error: Some(error), .. }) if *attempts > slice.attempts => {
+            (*attempts, error)
         }
-    }
+        Some(Next::Buried { attempts, error }) => (*attempts, error),
+        _ => return,
+    };
+    changes.failed(slice, Mask::of(event.index()), attempts, error);
 }
 
 /// The event alone, to run again. That it could be settled shows that it does not end its worker.

@@ -2,27 +2,23 @@
 //! nothing here that could.
 
 use super::callback::has_credentials;
-use super::dial::{Dial, Setup};
+use super::dial::Dial;
 use super::failed::{FailKind, Failed};
 use super::guard::Guard;
+use super::pool::Pool;
 use super::proxy::Proxy;
 use super::resolve::{Resolve, SystemResolver};
 use super::retry_after::retry_after;
 use super::tls;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{self, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION, USER_AGENT};
 use http::{Method, Uri};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper_util::client::legacy;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use http_body_util::Full;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use url::Url;
 
-/// The head of an answer may not be longer.
-const MAX_HEAD: usize = 64 << 10;
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("tramline/", env!("CARGO_PKG_VERSION")));
 /// What belongs to the connection and not to the request. A subscriber who could set them could make two requests of one.
 const OF_THE_CONNECTION: [HeaderName; 10] = [
@@ -79,10 +75,8 @@ impl Default for Settings {
 /// Sends requests over connections that it keeps for a while. Cheap to clone; clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Client {
-    http: legacy::Client<Dial, Full<Bytes>>,
+    pool: Arc<Pool>,
     max_answer: usize,
-    /// For requests that a proxy passes on itself.
-    proxy_authorization: Option<HeaderValue>,
 }
 
 /// What is to be sent, and where to.
@@ -127,21 +121,15 @@ pub struct Answered {
 impl Client {
     /// A client without connections. It reads the root certificates of the machine, which takes some milliseconds.
     pub fn new(settings: Settings) -> Client {
-        let proxy_authorization = settings.proxy.as_ref().and_then(|proxy| proxy.authorization.clone());
-        let dial = Dial(Arc::new(Setup {
+        let dial = Dial {
             guard: settings.guard,
             resolver: settings.resolver,
             tls: tls::connector(settings.insecure_tls),
             proxy: settings.proxy,
             patience: settings.connect_timeout,
-        }));
-        let http = legacy::Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(settings.idle_timeout)
-            .pool_max_idle_per_host(settings.idle_per_host)
-            .http1_max_buf_size(MAX_HEAD)
-            .build(dial);
-        Client { http, max_answer: settings.max_answer, proxy_authorization }
+        };
+        let pool = Pool::new(dial, settings.idle_per_host, settings.idle_timeout);
+        Client { pool: Arc::new(pool), max_answer: settings.max_answer }
     }
 
     /// Posts. Dropping the future closes the connection; whether the receiver has seen the request is then unknown.
@@ -164,9 +152,8 @@ impl Client {
     }
 
     async fn exchange(&self, method: Method, request: Request) -> Result<Answered, Failed> {
-        let request = self.prepare(method, request)?;
-        let (head, body) = self.http.request(request).await.map_err(|error| Failed::of(&error))?.into_parts();
-        let (body, cut) = read(body, self.max_answer).await.map_err(|error| Failed::of(&error))?;
+        let (to, request) = self.prepare(method, request)?;
+        let (head, body, cut) = self.pool.exchange(&to, request, self.max_answer).await?;
         let content_type = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         Ok(Answered {
             status: head.status.as_u16(),
@@ -178,36 +165,36 @@ impl Client {
         })
     }
 
-    fn prepare(&self, method: Method, request: Request) -> Result<http::Request<Full<Bytes>>, Failed> {
+    fn prepare(&self, method: Method, request: Request) -> Result<(Uri, http::Request<Full<Bytes>>), Failed> {
         let Request { url, mut headers, body, .. } = request;
         if has_credentials(&url) {
             return Err(Failed::new(FailKind::Invalid, "the URL has a user or a password in it"));
         }
         let unsendable = || Failed::new(FailKind::Invalid, "the URL cannot be sent to");
-        let uri = Uri::try_from(url.as_str()).map_err(|_| unsendable())?;
+        let to = Uri::try_from(url.as_str()).map_err(|_| unsendable())?;
         for name in &OF_THE_CONNECTION {
             headers.remove(name);
         }
+        headers.insert(header::HOST, host(&url).ok_or_else(unsendable)?);
         headers.entry(USER_AGENT).or_insert(AGENT);
-        if let Some(authorization) = self.proxy_authorization.as_ref().filter(|_| url.scheme() == "http") {
-            headers.insert(PROXY_AUTHORIZATION, authorization.clone());
-        }
         let mut sent = http::Request::new(Full::new(body));
-        (*sent.method_mut(), *sent.uri_mut(), *sent.headers_mut()) = (method, uri, headers);
-        Ok(sent)
+        *sent.method_mut() = method;
+        // A proxy that passes requests on itself wants to be told the whole address, and who asks.
+        match self.pool.dial.proxy.as_ref().filter(|_| url.scheme() == "http") {
+            Some(proxy) => {
+                headers.extend(proxy.authorization.clone().map(|value| (PROXY_AUTHORIZATION, value)));
+                *sent.uri_mut() = to.clone();
+            }
+            None => *sent.uri_mut() = to.path_and_query().cloned().map(Uri::from).ok_or_else(unsendable)?,
+        }
+        *sent.headers_mut() = headers;
+        Ok((to, sent))
     }
 }
 
-/// The body, or as much of it as is wanted; and whether there was more.
-async fn read(mut body: Incoming, most: usize) -> Result<(Bytes, bool), hyper::Error> {
-    let mut all = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame?.into_data() else { continue };
-        let room = most - all.len();
-        all.extend_from_slice(&data[..data.len().min(room)]);
-        if data.len() > room {
-            return Ok((all.freeze(), true));
-        }
-    }
-    Ok((all.freeze(), false))
+/// What the receiver is called, with its port unless that is the usual one.
+fn host(url: &Url) -> Option<HeaderValue> {
+    let name = url.host_str()?;
+    let host = url.port().map_or_else(|| name.to_owned(), |port| format!("{name}:{port}"));
+    HeaderValue::try_from(host).ok()
 }

@@ -6,22 +6,22 @@
 use super::guard::{Guard, Refused};
 use super::proxy::Proxy;
 use super::resolve::Resolve;
-use super::stream::Stream;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use http::Uri;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use std::future::Future;
+use std::future::{Ready, ready};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 use tower_service::Service;
 
 /// How many addresses of a name are tried. All of them are checked.
@@ -29,12 +29,11 @@ const TRIED: usize = 8;
 /// How long an address may take before the next one is tried beside it. The figure of RFC 8305.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Opens connections. Cheap to clone.
-#[derive(Clone)]
-pub(super) struct Dial(pub(super) Arc<Setup>);
+/// TCP, or TLS over it, as the HTTP client wants it.
+pub(super) type Stream = TokioIo<Either<TcpStream, TlsStream<TcpStream>>>;
 
-/// What connections are opened with.
-pub(super) struct Setup {
+/// Opens connections.
+pub(super) struct Dial {
     pub(super) guard: Guard,
     pub(super) resolver: Arc<dyn Resolve>,
     pub(super) tls: TlsConnector,
@@ -63,41 +62,28 @@ pub(super) enum DialError {
     NoHost,
 }
 
-type Dialling<T> = Pin<Box<dyn Future<Output = Result<T, DialError>> + Send>>;
-
-impl Service<Uri> for Dial {
-    type Response = Stream;
-    type Error = DialError;
-    type Future = Dialling<Stream>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), DialError>> {
-        Poll::Ready(Ok(()))
+impl Dial {
+    /// Connects to where `to` is.
+    pub(super) async fn dial(&self, to: &Uri) -> Result<Stream, DialError> {
+        let opening = tokio::time::timeout(self.patience, self.open(to));
+        opening.await.unwrap_or(Err(DialError::Timeout(self.patience)))
     }
 
-    fn call(&mut self, uri: Uri) -> Dialling<Stream> {
-        let setup = self.0.clone();
-        Box::pin(async move {
-            let opening = tokio::time::timeout(setup.patience, setup.clone().open(uri));
-            opening.await.unwrap_or(Err(DialError::Timeout(setup.patience)))
-        })
-    }
-}
-
-impl Setup {
-    async fn open(self: Arc<Setup>, uri: Uri) -> Result<Stream, DialError> {
-        let host = uri.host().ok_or(DialError::NoHost)?.to_owned();
-        let tls = uri.scheme_str() == Some("https");
-        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+    async fn open(&self, to: &Uri) -> Result<Stream, DialError> {
+        let host = to.host().ok_or(DialError::NoHost)?;
+        let tls = to.scheme_str() == Some("https");
+        let port = to.port_u16().unwrap_or(if tls { 443 } else { 80 });
         let stream = match &self.proxy {
-            None => connect(&self.checked(&host, port).await?).await?,
-            Some(_) => self.clone().through_proxy(uri, &host, tls).await?,
+            None => connect(&self.checked(host, port).await?).await?,
+            Some(proxy) => self.through_proxy(proxy, to, host, tls).await?,
         };
         if !tls {
-            return Ok(Stream::plain(stream, self.proxy.is_some()));
+            return Ok(TokioIo::new(Either::Left(stream)));
         }
-        let name = bare(&host).to_owned();
+        let name = bare(host).to_owned();
         let name = ServerName::try_from(name).map_err(|error| DialError::Tls(io::Error::other(error)))?;
-        Ok(Stream::tls(self.tls.connect(name, stream).await.map_err(DialError::Tls)?))
+        let stream = self.tls.connect(name, stream).await.map_err(DialError::Tls)?;
+        Ok(TokioIo::new(Either::Right(stream)))
     }
 
     /// The addresses of a receiver, all of them allowed. One that is not condemns the name: it is a trick, or an error in the DNS
@@ -128,50 +114,46 @@ impl Setup {
 
     /// The proxy looks names up; only an address that is written as one can be checked here.
     async fn through_proxy(
-        self: Arc<Setup>,
-        uri: Uri,
+        &self,
+        proxy: &Proxy,
+        to: &Uri,
         host: &str,
         tls: bool,
     ) -> Result<TcpStream, DialError> {
         if let Some(ip) = literal(host) {
             self.check(host, ip)?;
         }
-        let mut to_proxy = ToProxy(self.clone());
-        let Some(proxy) = &self.proxy else { return Err(DialError::NoHost) };
+        // It is the operator's choice, so that the guard has no say.
+        let addresses = self.addresses(&proxy.host, proxy.port).await?;
+        let stream = connect(&addresses).await.map_err(|error| DialError::Proxy(error.to_string()))?;
         if !tls {
-            return Ok(to_proxy.call(uri).await?.into_inner());
+            return Ok(stream);
         }
-        let mut tunnel = Tunnel::new(proxy.uri.clone(), to_proxy);
+        let mut tunnel = Tunnel::new(proxy.uri.clone(), Connected(Some(stream)));
         if let Some(authorization) = &proxy.authorization {
             tunnel = tunnel.with_auth(authorization.clone());
         }
-        match tunnel.call(uri).await {
+        match tunnel.call(to.clone()).await {
             Ok(stream) => Ok(stream.into_inner()),
             Err(error) => Err(DialError::Proxy(error.to_string())),
         }
     }
 }
 
-/// Connects to the proxy whatever it is called with. It is the operator's choice, so that the guard has no say.
-struct ToProxy(Arc<Setup>);
+/// A connection to the proxy, for the one tunnel that asks for it.
+struct Connected(Option<TcpStream>);
 
-impl Service<Uri> for ToProxy {
+impl Service<Uri> for Connected {
     type Response = TokioIo<TcpStream>;
     type Error = DialError;
-    type Future = Dialling<TokioIo<TcpStream>>;
+    type Future = Ready<Result<TokioIo<TcpStream>, DialError>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), DialError>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Uri) -> Dialling<TokioIo<TcpStream>> {
-        let setup = self.0.clone();
-        Box::pin(async move {
-            let Some(proxy) = &setup.proxy else { return Err(DialError::NoHost) };
-            let addresses = setup.addresses(&proxy.host, proxy.port).await?;
-            let stream = connect(&addresses).await;
-            stream.map(TokioIo::new).map_err(|error| DialError::Proxy(error.to_string()))
-        })
+    fn call(&mut self, _: Uri) -> Self::Future {
+        ready(self.0.take().map(TokioIo::new).ok_or(DialError::NoHost))
     }
 }
 

@@ -7,6 +7,7 @@ use crate::model::time::Time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use jiff::fmt::temporal::DateTimePrinter;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -138,8 +139,11 @@ fn kind(event: &StoredEvent) -> Option<&str> {
 /// Times beyond the calendar are its last day.
 fn rfc3339(time: Time) -> String {
     let time = jiff::Timestamp::from_millisecond(time.0).unwrap_or(jiff::Timestamp::MAX);
-    format!("{time:.3}")
+    MILLIS.timestamp_to_string(&time)
 }
+
+/// How times are written.
+const MILLIS: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
 
 fn in_digits<S: Serializer>(id: &EventId, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(id)
@@ -221,7 +225,8 @@ struct Published<'a> {
 }
 
 impl<'a> RoutemasterEvent<'a> {
-    /// Events that came another way have no URL but their key, and may have a type that a drain does not know.
+    /// Events that came another way have no URL but their key, or the URN of their id, and may have a type that a drain does not
+    /// know.
     fn of(sending: &'a Sending) -> RoutemasterEvent<'a> {
         let event = &sending.event;
         let published: Published<'a> = serde_json::from_slice(&event.payload).unwrap_or_default();
@@ -229,11 +234,16 @@ impl<'a> RoutemasterEvent<'a> {
         RoutemasterEvent {
             topic: &event.topic,
             kind: known.unwrap_or("update"),
-            url: published.url.unwrap_or_else(|| event.key.as_deref().unwrap_or_default().to_owned()),
+            url: published.url.unwrap_or_else(|| stand_in(event)),
             t: published.t.unwrap_or(event.emitted_at.0),
             data: published.data.filter(|data| data.get() != "null"),
         }
     }
+}
+
+/// What stands for the URL that an event does not have. A drain needs one, or it would refuse the batch for ever.
+fn stand_in(event: &StoredEvent) -> String {
+    event.key.as_deref().map_or_else(|| format!("urn:tramline:event:{}", event.id), str::to_owned)
 }
 
 #[cfg(test)]
@@ -302,12 +312,16 @@ mod tests {
     fn routemaster_gets_the_bytes_that_its_drains_expect() {
         let mut published = sending(JSON, r#"{"url":"https://a.example/1","t":7,"data":{"a":1}}"#);
         published.event.kind = Arc::from("create");
-        let written = write(Format::Routemaster, "s", "b", &[published, sending("text/plain", "hi")]);
+        let mut nameless = sending("text/plain", "hi");
+        nameless.event.key = None;
+        let batch = [published, sending("text/plain", "hi"), nameless];
+        let written = write(Format::Routemaster, "s", "b", &batch);
         assert_eq!(written.content_type, "application/json");
         let expected =
             r#"[{"topic":"orders","type":"create","url":"https://a.example/1","t":7,"data":{"a":1}},"#
                 .to_owned()
-                + r#"{"topic":"orders","type":"update","url":"order:1","t":1893456000007}]"#;
+                + r#"{"topic":"orders","type":"update","url":"order:1","t":1893456000007},"#
+                + r#"{"topic":"orders","type":"update","url":"urn:tramline:event:1152921504606846976","t":1893456000007}]"#;
         assert_eq!(written.body, expected);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`format`](mod@format): how a batch is written; [`verdict`]: what an answer says of it
 //! - [`guard`]: which addresses may be dialled
-//! - `dial`: how connections are opened, with [`resolve`] (names), [`proxy`], `tls` and `stream`
+//! - `dial`: how connections are opened, with [`resolve`] (names), [`proxy`] and `tls`; `pool`: how they are kept
 //! - [`client`]: sends a request and reads the answer; [`failed`]: why there is none; `retry_after`: when to ask again
 //! - [`callback`]: URLs that may be called back
 //! - [`mod@sign`], [`verify`]: signatures, and how a receiver checks them
@@ -14,12 +14,12 @@ mod dial;
 pub mod failed;
 pub mod format;
 pub mod guard;
+mod pool;
 pub mod proxy;
 pub mod resolve;
 pub(crate) mod retry_after;
 pub mod seal;
 pub mod sign;
-mod stream;
 mod tls;
 pub mod verdict;
 pub mod verify;

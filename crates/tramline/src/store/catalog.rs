@@ -7,7 +7,7 @@ use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::name;
 use crate::model::subscription::{Subscription, Topic, TopicSettings};
 use crate::plan::emit::{Consumer, TopicView};
-use crate::store::verbs::{PutSubscription, SetRule};
+use crate::store::verbs::PutSubscription;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -218,18 +218,5 @@ impl PutSubscription {
             ));
         }
         self.policy.check()
-    }
-}
-
-impl SetRule {
-    /// The word for the audit.
-    pub(crate) fn action(&self) -> &'static str {
-        use crate::model::rule::RuleKind::{Block, Pause};
-        match (self.kind, self.until.is_some()) {
-            (Pause, true) => "pause",
-            (Pause, false) => "resume",
-            (Block, true) => "block",
-            (Block, false) => "unblock",
-        }
     }
 }

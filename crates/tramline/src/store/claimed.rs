@@ -10,6 +10,7 @@ use crate::model::subscription::Policy;
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
 use crate::store::catalog::Catalog;
+use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub(crate) struct RawClaim {
     pub(crate) suspects_wait: bool,
     pub(crate) stopped_by: Option<RuleKind>,
     pub(crate) backfilling: bool,
+    pub(crate) limited: bool,
     pub(crate) news: Vec<TallyId>,
 }
 
@@ -46,6 +48,11 @@ impl Taker {
 }
 
 impl RawClaim {
+    /// Nothing, because of a rule; until it ends.
+    pub(crate) fn stopped(self, stop: Stop) -> RawClaim {
+        RawClaim { stopped_by: Some(stop.kind), next_due: stop.until, ..self }
+    }
+
     /// What a claim still wants.
     pub(crate) fn rest_of(&self, claim: &Claim) -> Claim {
         let events: u32 = self.slices.iter().map(|slice| slice.mask.count()).sum();
@@ -116,6 +123,7 @@ impl RawClaim {
             suspects_wait: self.suspects_wait,
             stopped_by: self.stopped_by,
             backfilling: self.backfilling,
+            limited: self.limited,
             news: self.news,
         })
     }

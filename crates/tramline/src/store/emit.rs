@@ -15,10 +15,10 @@ pub(crate) type Units = Vec<Vec<Event>>;
 /// Units by their place in the call, and what became of them.
 pub(crate) type Answers = Vec<(usize, Result<Emission>)>;
 
-/// True for units that take more than the usual steps: with an idempotency key, or in a tally.
+/// True for units that take more than the usual steps: with an idempotency key, in a tally, or with unique events.
 pub(crate) fn needs_steps(unit: &[Event]) -> bool {
     unit.first().is_some_and(|event| event.idempotency_key.is_some())
-        || unit.iter().any(|event| event.tally.is_some())
+        || unit.iter().any(|event| event.tally.is_some() || event.unique.is_some())
 }
 
 /// The units of a group that need not wait, and those that do, by the key that is locked. If no lock is visible (another

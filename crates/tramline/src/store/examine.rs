@@ -1,15 +1,18 @@
 //! Figures of a database as an operator has to judge them: read without changing anything, also where the tables are not up to
 //! date. What they mean is decided elsewhere.
 
-pub use super::postgres::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
+pub use super::mysql::MysqlFigures;
+pub use super::postgres::{PostgresFigures, ReplicationSlot, TableFigures};
 pub use super::sqlite::SqliteFigures;
 
+use super::mysql::MysqlStore;
 use super::postgres::PostgresStore;
 use super::sqlite::SqliteStore;
 use super::{Store, sqlite_path, unknown};
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is known of a database.
 #[derive(Clone, Debug)]
@@ -18,6 +21,8 @@ pub enum Figures {
     Sqlite(SqliteFigures),
     /// Of a PostgreSQL server.
     Postgres(PostgresFigures),
+    /// Of a MySQL or MariaDB server.
+    Mysql(MysqlFigures),
 }
 
 impl Figures {
@@ -26,8 +31,42 @@ impl Figures {
         match self {
             Figures::Sqlite(figures) => &figures.schema,
             Figures::Postgres(figures) => &figures.schema,
+            Figures::Mysql(figures) => &figures.schema,
         }
     }
+}
+
+/// A transaction that is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// How.
+    pub holds: Holds,
+    /// Who, for people.
+    pub who: String,
+    /// For how long; unknown of other users' sessions, unless this one may see them.
+    pub age: Option<Duration>,
+}
+
+/// How a transaction is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// A statement runs.
+    Running,
+    /// Nothing runs, and the client does not go on.
+    Idle,
+    /// It is prepared, and waits for its second phase.
+    Prepared,
+}
+
+/// A session that waits for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockWait {
+    /// Its process, or connection.
+    pub process: i64,
+    /// For how long.
+    pub age: Duration,
+    /// Whom it waits for.
+    pub blocked_by: Vec<i64>,
 }
 
 /// The tables that there are, against those that there should be.
@@ -71,10 +110,7 @@ pub async fn examine(url: &str) -> Result<Figures> {
         return Ok(Figures::Postgres(PostgresStore::examine(url.parse()?).await?));
     }
     if url.starts_with("mysql://") || url.starts_with("mariadb://") {
-        return Err(Error::invalid(
-            "MySQL and MariaDB are not examined yet",
-            "look at the server with its own tools, and at subscriptions with `tramline stats`",
-        ));
+        return Ok(Figures::Mysql(MysqlStore::examine(url.parse()?).await?));
     }
     if super::redis::is_redis(url) {
         return Err(Error::invalid(
@@ -104,7 +140,7 @@ fn declared(sql: &str) -> BTreeSet<String> {
         let plain: Vec<&str> =
             words.into_iter().filter(|word| !["UNIQUE", "IF", "NOT", "EXISTS"].contains(word)).collect();
         match plain[..] {
-            ["CREATE", "TABLE" | "INDEX", name, ..] => names.insert(name.to_owned()),
+            ["CREATE", "TABLE" | "INDEX", name, ..] | ["KEY", name, ..] => names.insert(name.to_owned()),
             ["DROP", "TABLE" | "INDEX", name, ..] => names.remove(name),
             _ => false,
         };
@@ -118,8 +154,8 @@ mod tests {
 
     #[test]
     fn what_migrations_leave_behind_is_read_from_them() {
-        let sql = "CREATE TABLE IF NOT EXISTS a (x bigint);\nCREATE TABLE b (\nCREATE UNIQUE INDEX i ON a (x) WHERE x > 0;\n\
+        let sql = "CREATE TABLE IF NOT EXISTS a (x bigint);\n    PRIMARY KEY (x),\n    KEY k (x)\nCREATE TABLE b (\nCREATE UNIQUE INDEX i ON a (x) WHERE x > 0;\n\
                    CREATE INDEX old ON b (y);\nDROP INDEX IF EXISTS old;\n-- CREATE TABLE not (\nINSERT INTO b VALUES (1);";
-        assert_eq!(declared(sql), BTreeSet::from(["a".into(), "b".into(), "i".into()]));
+        assert_eq!(declared(sql), BTreeSet::from(["a".into(), "b".into(), "i".into(), "k".into()]));
     }
 }

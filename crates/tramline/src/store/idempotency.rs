@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::model::event::{Due, Emitted, Event};
 use crate::model::id::{EventId, TopicId};
 use crate::model::time::millis;
+use crate::model::trace::is_about_trace;
 use crate::store::catalog::Catalog;
 use crate::store::verbs::Emission;
 use sha2::{Digest, Sha256};
@@ -11,6 +12,9 @@ use std::time::Duration;
 
 /// How long an answer is kept.
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
+
+/// In place of a predecessor: the event was there already.
+const DUPLICATE: i64 = -1;
 
 /// The idempotency key of a unit: that of its first event, in that event's topic.
 #[derive(Debug)]
@@ -42,16 +46,22 @@ impl Entry {
             ));
         }
         let pairs: Vec<(i64, i64)> = serde_json::from_str(receipt).unwrap_or_default();
-        let emitted =
-            |(id, prev): (i64, i64)| Emitted { id: EventId(id), prev: (prev != 0).then_some(EventId(prev)) };
+        let emitted = |(id, prev): (i64, i64)| Emitted {
+            id: EventId(id),
+            prev: (prev > 0).then_some(EventId(prev)),
+            duplicate: prev == DUPLICATE,
+        };
         Ok(Emission { events: pairs.into_iter().map(emitted).collect(), wake: Vec::new(), repeated: true })
     }
 }
 
 /// A receipt as it is kept.
 pub(crate) fn receipt(events: &[Emitted]) -> String {
-    let pairs: Vec<(i64, i64)> =
-        events.iter().map(|event| (event.id.0, event.prev.map_or(0, |prev| prev.0))).collect();
+    let prev = |event: &Emitted| match event.duplicate {
+        true => DUPLICATE,
+        false => event.prev.map_or(0, |prev| prev.0),
+    };
+    let pairs: Vec<(i64, i64)> = events.iter().map(|event| (event.id.0, prev(event))).collect();
     serde_json::to_string(&pairs).unwrap_or_default() // numbers always serialise
 }
 
@@ -82,8 +92,14 @@ fn hash(unit: &[Event]) -> Vec<u8> {
         if let Some(tally) = &event.tally {
             field(format!("tally {} {:?} {:?}", tally.id, tally.within, tally.subscription).as_bytes());
         }
-        field(&(event.headers.len() as u64).to_le_bytes());
-        for (name, value) in &event.headers {
+        if let Some(unique) = &event.unique {
+            field(format!("unique {:?} {}", unique.policy, millis(unique.window)).as_bytes());
+            field(unique.key.as_bytes());
+        }
+        // Who repeats an emit may do so in another span.
+        let headers = event.headers.iter().filter(|(name, _)| !is_about_trace(name));
+        field(&(headers.clone().count() as u64).to_le_bytes());
+        for (name, value) in headers {
             field(name.as_bytes());
             field(value.as_bytes());
         }
@@ -95,6 +111,7 @@ fn hash(unit: &[Event]) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::model::id::TallyId;
+    use crate::model::unique::Unique;
 
     #[test]
     fn every_part_of_an_event_counts() {
@@ -111,12 +128,18 @@ mod tests {
             event.clone().sub_event(),
             event.clone().tally(TallyId(1)),
             event.clone().tally_of(TallyId(1), "s"),
+            event.clone().unique("a"),
+            event.clone().unique(Unique::new("a").replacing()),
+            event.clone().unique(Unique::new("a").within(Duration::from_secs(1))),
             Event::new("t", "y").key("k"),
         ];
         for other in others {
             assert_ne!(hash(std::slice::from_ref(&event)), hash(std::slice::from_ref(&other)), "{other:?}");
         }
         let renamed = event.clone().idempotency_key("another");
-        assert_eq!(hash(std::slice::from_ref(&event)), hash(std::slice::from_ref(&renamed)));
+        let traced = event.clone().header("traceparent", "a").header("tracestate", "b");
+        for same in [renamed, traced] {
+            assert_eq!(hash(std::slice::from_ref(&event)), hash(std::slice::from_ref(&same)));
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod backfill;
 pub mod catalog;
+pub(crate) mod chain;
 pub(crate) mod claimed;
 pub(crate) mod compact;
 pub(crate) mod deleted;
@@ -12,19 +13,24 @@ pub(crate) mod driver;
 pub(crate) mod drops;
 pub(crate) mod emit;
 pub mod examine;
+pub(crate) mod failures;
 pub(crate) mod idempotency;
 pub(crate) mod lanes;
+pub(crate) mod letters;
+pub(crate) mod limit;
 pub mod mysql;
 pub mod postgres;
 pub(crate) mod proven;
 pub(crate) mod push;
 pub mod redis;
+pub(crate) mod rules;
 pub(crate) mod schedule;
 pub(crate) mod shed;
 pub(crate) mod spare;
 pub mod sqlite;
 pub(crate) mod tally;
 pub(crate) mod token;
+pub(crate) mod unique;
 pub mod verbs;
 pub mod verbs_tally;
 
@@ -33,7 +39,7 @@ use crate::error::{Error, Result};
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
-use crate::model::rule::AuditEntry;
+use crate::model::rule::{AuditEntry, PatternRule};
 use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
@@ -73,6 +79,15 @@ impl Opened {
             Opened::Mysql(store) => store.clone(),
             Opened::Postgres(store) => store.clone(),
             Opened::Redis(store) => store.clone(),
+        }
+    }
+
+    /// The channel of this store's hints, where it has a name of its own.
+    pub(crate) fn wake_channel(&self) -> Option<String> {
+        match self {
+            Opened::Postgres(store) => Some(store.wake_channel()),
+            Opened::Redis(store) => Some(store.wake_channel()),
+            Opened::Sqlite(_) | Opened::Mysql(_) => None,
         }
     }
 }
@@ -172,6 +187,12 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn backfill(&self, subscription: SubscriptionId) -> Result<bool>;
     /// Sets or removes a rule.
     async fn set_rule(&self, set: SetRule) -> Result<()>;
+    /// Sets a rule for all subscriptions whose names match, those that there are and those that come. `Conflict` when there are too many.
+    async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule>;
+    /// Removes a rule by pattern. Gives all subscriptions that it stopped. `NotFound`.
+    async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>>;
+    /// The rules by pattern in force, by number.
+    async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>>;
     /// Who did what to a subscription, newest first, at most `limit`.
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>>;
 
@@ -193,6 +214,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats>;
     /// Looks an event up.
     async fn event(&self, find: FindEvent) -> Result<Option<EventView>>;
+    /// Follows the chain of a key from one of its events back, as far as events are retained.
+    async fn trace(&self, trace: Trace) -> Result<Traced>;
     /// The last event of a key.
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>>;
     /// Reads the retained events of a topic, never past one that is still being written.
@@ -204,8 +227,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Parked keys of a subscription, by the event that blocks them.
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>>;
 
-    /// Replays or drops dead and held events. Gives how many.
-    async fn revive(&self, revive: Revive) -> Result<u64>;
+    /// Replays or drops dead and held events, a bounded part of them at a time.
+    async fn revive(&self, revive: Revive) -> Result<Revived>;
     /// Restores events that the subscription had settled or lost. Gives how many.
     async fn resend(&self, resend: Resend) -> Result<u64>;
     /// Cancels an event where it has not been claimed. Gives the subscriptions.

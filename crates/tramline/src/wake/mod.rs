@@ -2,16 +2,18 @@
 //! one also looks by himself once in a while.
 //!
 //! - [`in_process`]: between the workers and emitters of one process
+//! - [`relay`]: between processes, over a channel of a server: `postgres` (LISTEN and NOTIFY), `redis` (pub/sub) or `nats`
 //! - [`mysql`]: between processes, by looking at what was written last
-//! - [`postgres`]: between processes, with LISTEN and NOTIFY
-//! - [`redis`]: between processes, with a channel of the server
 //! - [`sqlite`]: between processes that share a file, by watching it
+//! - [`address`]: which of them, by a URL
 
+pub mod address;
 pub mod in_process;
 pub mod mysql;
-pub(crate) mod outbox;
-pub mod postgres;
-pub mod redis;
+mod nats;
+mod postgres;
+mod redis;
+pub mod relay;
 pub mod sqlite;
 
 use crate::model::id::SubscriptionId;

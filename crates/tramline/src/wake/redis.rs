@@ -1,125 +1,110 @@
-//! Hints between processes on Redis: one channel of each store, on a connection of its own. In a Cluster every node passes on what was
-//! published on any.
+//! Hints between processes over Redis, by pub/sub. For any store; nothing is kept in that Redis.
 
-use crate::engine::backoff::delay;
-use crate::model::id::{Incarnation, SubscriptionId};
-use crate::store::redis::RedisStore;
-use crate::wake::outbox::Outbox;
-use crate::wake::{Listener, Wake};
+use crate::error::{Error, Result};
+use crate::wake::relay::{Broken, Channel, Ear, Mouth, Relay};
+use async_trait::async_trait;
 use futures_util::StreamExt;
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
+use redis::{Client, IntoConnectionInfo};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::task::JoinHandle;
 
-/// The least time between two messages of a process while hints keep coming. A lone hint goes at once.
-const PAUSE: Duration = Duration::from_millis(5);
+/// A connection on which nothing is heard for this long is asked whether it is still there.
+const QUIET: Duration = Duration::from_secs(20);
+/// How long it may take to say so.
+const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Hints over the channel of a store in Redis.
-#[derive(Debug)]
-pub struct Subscriber {
-    outbox: Arc<Outbox>,
-    tasks: [JoinHandle<()>; 2],
-}
-
-impl Subscriber {
-    /// Subscribes in the background, and again whenever the connection is lost. Needs a Tokio runtime.
-    pub fn new(store: Arc<RedisStore>) -> Subscriber {
-        let outbox = Arc::new(Outbox::default());
-        let me = Incarnation::random();
-        let listen = tokio::spawn(listen(store.clone(), me, outbox.clone()));
-        let send = tokio::spawn(send(store, me, outbox.clone()));
-        Subscriber { outbox, tasks: [listen, send] }
+impl Relay {
+    /// Hints over a channel of a Redis server, or of a Cluster, where every node passes on what any of them is told: `urls` are
+    /// `redis://` or `rediss://`, one for each node. Connects in the background, and again whenever the connection is lost, to
+    /// another node every time; until then hints stay in this process. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// `Invalid` when a URL is not one of Redis.
+    pub fn redis<'u>(urls: impl IntoIterator<Item = &'u str>, channel: &str) -> Result<Relay> {
+        let client = |url: &str| {
+            url.into_connection_info().and_then(Client::open).map_err(|error| {
+                Error::invalid(
+                    "the URL of the wake-ups names no Redis",
+                    "use redis://host:6379 or rediss://host",
+                )
+                .because(error)
+            })
+        };
+        let nodes = urls.into_iter().map(client).collect::<Result<Vec<Client>>>()?;
+        Ok(Relay::new(Server { nodes, turn: AtomicUsize::new(0), channel: channel.to_owned() }))
     }
 }
 
-impl Drop for Subscriber {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+struct Server {
+    nodes: Vec<Client>,
+    turn: AtomicUsize,
+    channel: String,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Not the clients: they may have a password.
+        write!(f, "Redis, channel {}", self.channel)
     }
 }
 
-impl Wake for Subscriber {
-    fn notify(&self, subscriptions: &[SubscriptionId]) {
-        self.outbox.notify(subscriptions);
-    }
-
-    fn listen(&self, to: SubscriptionId) -> Listener {
-        self.outbox.bells.listen(to)
-    }
-
-    fn listen_to_all(&self) -> Listener {
-        self.outbox.bells.listen_to_all()
+impl Server {
+    /// The node to ask this time.
+    fn node(&self) -> Result<&Client, Broken> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.nodes.len().max(1);
+        Ok(self.nodes.get(turn).ok_or("no server is named")?)
     }
 }
 
-/// Rings the bells of this process for what the others send.
-async fn listen(store: Arc<RedisStore>, me: Incarnation, outbox: Arc<Outbox>) {
-    let mut failures = 0;
-    outbox.bells.audience().somebody().await;
-    loop {
-        if let Err(error) = hear(&store, me, &outbox, &mut failures).await {
-            tracing::debug!(error = %error, "the wake-up connection is lost");
-        }
-        failures += 1;
-        if failures == 1 {
-            tracing::warn!("the wake-up connection is lost; polling every second until it is back");
-        }
-        tokio::time::sleep(delay(failures)).await;
+#[async_trait]
+impl Channel for Server {
+    async fn ear(&self) -> Result<Box<dyn Ear>, Broken> {
+        let mut connection = self.node()?.get_async_pubsub().await?;
+        connection.subscribe(&self.channel).await?;
+        let (sink, stream) = connection.split();
+        Ok(Box::new(Subscriber { sink, stream }))
+    }
+
+    async fn mouth(&self) -> Result<Box<dyn Mouth>, Broken> {
+        let connection = self.node()?.get_multiplexed_async_connection().await?;
+        Ok(Box::new(Publisher { connection, channel: self.channel.clone() }))
     }
 }
 
-async fn hear(
-    store: &RedisStore,
-    me: Incarnation,
-    outbox: &Outbox,
-    failures: &mut u32,
-) -> Result<(), redis::RedisError> {
-    let mut subscriber = store.subscriber(*failures as usize).await?;
-    *failures = 0;
-    // What was sent before this moment was not heard.
-    outbox.bells.ring_all();
-    let mut messages = subscriber.on_message();
-    while let Some(message) = messages.next().await {
-        let (from, ids) = read(&String::from_utf8_lossy(message.get_payload_bytes()));
-        if from != Some(me) {
-            outbox.bells.ring(&ids);
-        }
-    }
-    Ok(())
+struct Subscriber {
+    sink: PubSubSink,
+    stream: PubSubStream,
 }
 
-/// Sends what has gathered, one message at a time. A lost hint is repaired by the slow poll of whoever waits.
-async fn send(store: Arc<RedisStore>, me: Incarnation, outbox: Arc<Outbox>) {
-    loop {
-        let ids = outbox.take().await;
-        if let Err(error) = store.publish(&text(me, &ids)).await {
-            tracing::debug!(error = %error, "a wake-up could not be sent");
-        }
-        if outbox.is_filled() {
-            tokio::time::sleep(PAUSE).await;
+#[async_trait]
+impl Ear for Subscriber {
+    async fn hear(&mut self) -> Result<String, Broken> {
+        loop {
+            match tokio::time::timeout(QUIET, self.stream.next()).await {
+                Ok(Some(message)) => return Ok(message.get_payload()?),
+                Ok(None) => return Err("the connection was closed".into()),
+                // A server that vanished without a word is noticed by that.
+                Err(_) => {
+                    let answer = tokio::time::timeout(PATIENCE, self.sink.ping::<redis::Value>()).await;
+                    answer.map_err(|_| "no answer in time")??;
+                }
+            }
         }
     }
 }
 
-/// Who sends it, and which subscriptions have work.
-fn text(me: Incarnation, ids: &BTreeSet<SubscriptionId>) -> String {
-    ids.iter().fold(me.to_string(), |text, id| format!("{text} {id}"))
+struct Publisher {
+    connection: MultiplexedConnection,
+    channel: String,
 }
 
-fn read(text: &str) -> (Option<Incarnation>, Vec<SubscriptionId>) {
-    let mut numbers = text.split(' ').filter_map(|word| word.parse().ok());
-    (numbers.next().map(Incarnation), numbers.map(SubscriptionId).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_is_read_as_it_was_written() {
-        let ids = BTreeSet::from([SubscriptionId(-3), SubscriptionId(7)]);
-        let (from, read) = read(&text(Incarnation(5), &ids));
-        assert_eq!((from, read), (Some(Incarnation(5)), vec![SubscriptionId(-3), SubscriptionId(7)]));
+#[async_trait]
+impl Mouth for Publisher {
+    async fn say(&mut self, hint: &str) -> Result<(), Broken> {
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(&self.channel).arg(hint);
+        publish.query_async::<i64>(&mut self.connection).await?;
+        Ok(())
     }
 }

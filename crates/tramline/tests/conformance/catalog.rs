@@ -267,7 +267,10 @@ async fn a_recreated_subscription_is_another_one(bed: Bed) {
     bed.store.delete_subscription("queue").await.unwrap();
     let new = bed.queue(ordered()).await;
     assert!(new.id > old.id);
-    assert_eq!(new.stats().await, Stats { counts: Counts::default(), oldest_ready_at: None, rules: vec![] });
+    assert_eq!(
+        new.stats().await,
+        Stats { counts: Counts::default(), oldest_ready_at: None, oldest_dead_at: None, rules: vec![] }
+    );
     let id = bed.emit(keyed("a")).await;
     let claimed = new.claim(10).await;
     assert_eq!((ids(&claimed), skipped(&claimed, id)), (vec![id], vec![]));

@@ -190,7 +190,11 @@ async fn a_position_that_was_not_claimed_is_refused(bed: Bed) {
     let first = queue.claim(1).await;
     let outcomes = vec![(1, Outcome::Done)];
     let results = vec![SettleSlice { lease: leases(&first)[0], outcomes }];
-    let settled = bed.store.settle(Settle { subscription: queue.id, results, now: bed.now() }).await.unwrap();
+    let settled = bed
+        .store
+        .settle(Settle { subscription: queue.id, results, worker: None, now: bed.now() })
+        .await
+        .unwrap();
     assert_eq!(settled.accepted, [[false]]);
     assert_eq!(queue.counts().await, Counts { ready: 1, leased: 1, ..Counts::default() });
 }
@@ -202,8 +206,11 @@ async fn a_position_past_the_end_of_a_chunk_is_refused(bed: Bed) {
         let lease = leases(&queue.claim(1).await)[0];
         let results =
             vec![SettleSlice { lease, outcomes: vec![(64, Outcome::Done), (u32::MAX, Outcome::Done)] }];
-        let settled =
-            bed.store.settle(Settle { subscription: queue.id, results, now: bed.now() }).await.unwrap();
+        let settled = bed
+            .store
+            .settle(Settle { subscription: queue.id, results, worker: None, now: bed.now() })
+            .await
+            .unwrap();
         assert_eq!(settled.accepted, [[false, false]], "{name}");
         assert_eq!(queue.counts().await.leased, 1, "{name}");
     }
@@ -216,8 +223,12 @@ async fn an_event_settled_twice_in_one_call_is_settled_once(bed: Bed) {
         let lease = leases(&queue.claim(2).await)[0];
         let outcomes =
             vec![(0, Outcome::Done), (0, Outcome::retry("no")), (1, Outcome::Done), (1, Outcome::Done)];
-        let settle =
-            Settle { subscription: queue.id, results: vec![SettleSlice { lease, outcomes }], now: bed.now() };
+        let settle = Settle {
+            subscription: queue.id,
+            results: vec![SettleSlice { lease, outcomes }],
+            worker: None,
+            now: bed.now(),
+        };
         let accepted = bed.store.settle(settle).await.unwrap().accepted;
         assert_eq!(accepted[0][..3], [true, false, true], "{name}");
         assert_eq!(queue.counts().await, Counts::default(), "{name}");

@@ -233,7 +233,7 @@ async fn stale_settlements_are_refused(tram: &Tramline, recorder: &Recorder) {
         lease: slice.lease,
         outcomes: slice.events.iter().map(|e| (e.event.id.index(), Outcome::dead("too late"))).collect(),
     });
-    let settle = Settle { subscription, results: late.collect(), now: None };
+    let settle = Settle { subscription, results: late.collect(), worker: None, now: None };
     if let Ok(settled) = store.settle(settle).await {
         assert!(settled.accepted.iter().flatten().all(|accepted| !accepted), "a stale lease was accepted");
     }

@@ -1,43 +1,11 @@
-//! What can happen in a history. Steps name things by small numbers that always mean something, so that any part of a
-//! history is a history: failures shrink well.
+//! What can happen in a history. Steps name things by small numbers that mean something wherever a step of their kind may come,
+//! so that failures shrink well.
 
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use tramline::model::outcome::Outcome;
-use tramline::model::retry::Retry;
 use tramline::model::rule::RuleKind;
-use tramline::model::subscription::{Guarantee, OnExhausted, Ordering, Policy, WhileRetrying};
-
-/// The length of every lease, and the wait between attempts, in seconds.
-pub(crate) const LEASE: u64 = 10;
-const RETRY: u64 = 5;
-
-#[derive(Clone)]
-pub(crate) struct History {
-    /// How many lanes the topic has; events without a key are only emitted where there is one.
-    pub(crate) lanes: u32,
-    /// The subscriptions that are there from the start, and one that may come later.
-    pub(crate) policies: Vec<Policy>,
-    pub(crate) late: Policy,
-    pub(crate) steps: Vec<Step>,
-}
-
-/// One line per step, however the report is formatted.
-impl std::fmt::Debug for History {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "{} lanes", self.lanes)?;
-        for policy in self.policies.iter().chain([&self.late]) {
-            let Policy { ordering, guarantee, while_retrying, on_exhausted, retry, .. } = policy;
-            let attempts = retry.max_attempts;
-            writeln!(
-                f,
-                "{ordering:?} {guarantee:?} {while_retrying:?} {on_exhausted:?} {attempts} attempts"
-            )?;
-        }
-        self.steps.iter().try_for_each(|step| writeln!(f, "{step:?}"))
-    }
-}
 
 /// An event to emit.
 #[derive(Clone, Debug)]
@@ -167,37 +135,7 @@ impl Verdict {
     }
 }
 
-pub(crate) fn history() -> impl Strategy<Value = History> {
-    let policies = (exhausted(), exhausted(), halting(), exhausted(), any::<bool>(), 2..4u32);
-    let late = (any::<bool>(), exhausted());
-    (1..3u32, policies, late, vec(step(), 5..80)).prop_map(|(lanes, policies, late, steps)| {
-        let (plain, strict, while_retrying, once, once_ordered, attempts) = policies;
-        let policy = |ordered, on_exhausted| Policy {
-            ordering: if ordered { Ordering::Key } else { Ordering::None },
-            on_exhausted,
-            retry: Retry::constant(attempts, std::time::Duration::from_secs(RETRY)),
-            lease: Some(std::time::Duration::from_secs(LEASE)),
-            ..Policy::default()
-        };
-        let policies = vec![
-            policy(false, plain),
-            policy(true, OnExhausted::Dead),
-            Policy { while_retrying, ..policy(true, strict) },
-            Policy { guarantee: Guarantee::AtMostOnce, ..policy(once_ordered, once) },
-        ];
-        History { lanes, policies, late: policy(late.0, late.1), steps }
-    })
-}
-
-fn exhausted() -> impl Strategy<Value = OnExhausted> {
-    prop_oneof![Just(OnExhausted::Dead), Just(OnExhausted::Hold), Just(OnExhausted::Drop)]
-}
-
-fn halting() -> impl Strategy<Value = WhileRetrying> {
-    prop_oneof![Just(WhileRetrying::Park), Just(WhileRetrying::Halt)]
-}
-
-fn step() -> impl Strategy<Value = Step> {
+pub(crate) fn step() -> impl Strategy<Value = Step> {
     let (sub, worker) = (0..5usize, 0..3usize);
     let event = (option::weighted(0.85, 0..4u8), delay(), 3..6u8, option::weighted(0.5, 0..4usize));
     let event = event.prop_map(|(key, delay, priority, tally)| New { key, delay, priority, tally });

@@ -1,10 +1,12 @@
 //! What a claim reads, and which keys are the same.
 
-use crate::bed::{Private, event, ids};
+use crate::bed::{Private, done, event, ids};
 use sqlx::Row;
 use std::collections::HashSet;
+use std::time::Duration;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
+use tramline::store::verbs::Emit;
 
 /// A busy queue has far more that is not due than what is, and must not read it.
 #[tokio::test]
@@ -26,7 +28,7 @@ async fn a_claim_reads_only_what_is_due_in_the_order_of_the_index() {
     }
     store.rows("ANALYZE TABLE tramline_slice").await;
     let sql = store.claim_sql(queue.id).replace("@tramline_now", "CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000");
-    let plan = store.rows(&format!("EXPLAIN {sql}")).await;
+    let plan = store.rows(&format!("EXPLAIN FORMAT = TRADITIONAL {sql}")).await;
     let column =
         |name: &str| plan[0].try_get_unchecked::<Option<String>, _>(name).unwrap().unwrap_or_default();
     assert_eq!(plan.len(), 1);
@@ -42,6 +44,34 @@ async fn a_claim_reads_only_what_is_due_in_the_order_of_the_index() {
         .await;
     let next: String = read.last().unwrap().try_get_unchecked(1).unwrap();
     assert!(next.parse::<u64>().unwrap() < 30, "{next} rows were read to find one");
+    store.close().await;
+}
+
+/// A statement that locks waits for every row that it reads, wanted or not. Of most lanes of a subscription, and of most keys of a topic,
+/// the servers would rather read all of them: steps on different lanes and keys waited for each other, and met in deadlocks.
+#[tokio::test]
+async fn who_locks_some_lanes_or_keys_waits_for_no_others() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::Key).await;
+    for n in 0..100 {
+        store.emit(event(&format!("k{n}"))).await.unwrap();
+    }
+    let first = store.claim(queue.id, 3).await;
+    let rest = store.claim(queue.id, 1000).await;
+    assert!(ids(&first).len() == 3 && ids(&rest).len() > 60, "another worker has most lanes");
+    let mut tx = store.store.pool().begin().await.unwrap();
+    store.settle_in(&mut tx, done(queue.id, &first)).await.unwrap();
+    store.emit_in(&mut tx, [event("k7")]).await.unwrap();
+    let start = std::time::Instant::now();
+    let settled = store.store.settle(done(queue.id, &rest)).await.unwrap();
+    assert!(settled.accepted.iter().flatten().all(|accepted| *accepted));
+    let units = (0..100).filter(|n| *n != 7).map(|n| vec![event(&format!("k{n}"))]).collect();
+    for answer in store.store.emit(Emit { units, now: None }).await.unwrap() {
+        answer.unwrap();
+    }
+    // Who waits does so for a second at least.
+    assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+    tx.rollback().await.unwrap();
     store.close().await;
 }
 

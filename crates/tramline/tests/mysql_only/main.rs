@@ -3,10 +3,15 @@
 
 mod bed;
 mod claims;
+mod crowd;
+mod inbox;
 #[path = "../server_only/locks.rs"]
 mod locks;
 mod opening;
 mod packets;
+mod round_trips;
 mod tails;
 #[path = "../server_only/transactions.rs"]
 mod transactions;
+#[path = "../server_only/words.rs"]
+mod words;

@@ -1,7 +1,7 @@
 //! How the store is opened: migrations, servers that will not do, sessions that will not do.
 
 use crate::bed::{Private, database, event, open, server};
-use sqlx::Connection;
+use sqlx::{Connection, Row};
 use std::sync::Arc;
 use tramline::error::Kind;
 use tramline::model::subscription::Ordering;
@@ -64,6 +64,33 @@ async fn what_cannot_be_reached_or_does_not_exist_says_so_at_once() {
         assert_eq!(error.kind(), Kind::Unavailable);
         assert!(!error.remedy().is_empty());
     }
+}
+
+/// Whatever a server is set to, the store's own connections are set up as it needs them.
+#[tokio::test]
+async fn the_defaults_of_a_server_do_not_matter() {
+    let url = database().await;
+    let name = url.rsplit('/').next().unwrap().to_owned();
+    let mut root = sqlx::MySqlConnection::connect(&url).await.unwrap();
+    let user = format!("CREATE USER {name}@'127.0.0.1'; GRANT ALL ON {name}.* TO {name}@'127.0.0.1'");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(user)).execute(&mut root).await.unwrap();
+    let store = open(&url.replace("root@", &format!("{name}@"))).await.unwrap();
+    let mut connection = store.pool().acquire().await.unwrap();
+    let sql = "SELECT @@sql_mode, @@sql_safe_updates, @@innodb_lock_wait_timeout, @@time_zone, @@autocommit";
+    let row = sqlx::query(sql).fetch_one(&mut *connection).await.unwrap();
+    let mode: String = row.try_get_unchecked(0).unwrap();
+    assert!(mode.contains("STRICT_ALL_TABLES") && !mode.contains("ANSI_QUOTES"), "{mode}");
+    assert_eq!(row.try_get_unchecked::<String, _>(3).unwrap(), "+00:00");
+    let isolation = "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')";
+    let row = sqlx::query(isolation).fetch_one(&mut *connection).await.unwrap();
+    assert_eq!(row.try_get_unchecked::<String, _>(1).unwrap(), "READ-COMMITTED");
+    drop(connection);
+    let store = Private { store: Arc::new(store), url };
+    store.subscribe("q", Ordering::Key).await;
+    store.emit(event("k")).await.unwrap();
+    let drop_user = format!("DROP USER {name}@'127.0.0.1'");
+    store.close().await;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(drop_user)).execute(&mut root).await.unwrap();
 }
 
 /// In REPEATABLE READ, the default of both servers, a step would decide by what is no longer so.

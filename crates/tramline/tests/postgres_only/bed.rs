@@ -1,24 +1,16 @@
 //! The words in which the tests are written: a store in a schema of its own.
 
+pub(crate) use crate::words::{claim, done, environment, event, ids, read_log};
 use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::ops::Deref;
 use std::sync::Arc;
-use tramline::model::id::{EventId, Incarnation, SubscriptionId};
-use tramline::model::lane::{Known, Share};
-use tramline::model::outcome::Outcome;
+use tramline::model::id::{Incarnation, SubscriptionId};
 use tramline::model::subscription::{Ordering, Policy, Start, Subscription};
 use tramline::store::Store;
 use tramline::store::postgres::PostgresStore;
-use tramline::store::verbs::{
-    Claim, Claimed, ClaimedSlice, Emission, Emit, PutSubscription, ReadLog, Settle, SettleSlice, Settled,
-    Suspects,
-};
+use tramline::store::verbs::{Claimed, Emission, Emit, PutSubscription, Settled};
 use tramline::{Event, Result};
-
-pub(crate) fn environment(name: &str) -> String {
-    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run ./test"))
-}
 
 pub(crate) fn server() -> String {
     environment("TRAMLINE_TEST_POSTGRES")
@@ -96,39 +88,4 @@ impl Private {
 
 pub(crate) async fn open(url: &str) -> Result<PostgresStore> {
     PostgresStore::open(url.parse()?).await
-}
-
-pub(crate) fn claim(subscription: SubscriptionId, max_events: u32) -> Claim {
-    Claim {
-        subscription,
-        owner: Incarnation::random(),
-        max_events,
-        max_bytes: 1 << 24,
-        lease: None,
-        suspects: Suspects::TakeOne,
-        share: Share::ALL,
-        known: Known::All,
-        single: false,
-        now: None,
-    }
-}
-
-pub(crate) fn done(subscription: SubscriptionId, claimed: &Claimed) -> Settle {
-    let result = |slice: &ClaimedSlice| SettleSlice {
-        lease: slice.lease,
-        outcomes: slice.events.iter().map(|event| (event.event.id.index(), Outcome::Done)).collect(),
-    };
-    Settle { subscription, results: claimed.slices.iter().map(result).collect(), now: None }
-}
-
-pub(crate) fn ids(claimed: &Claimed) -> Vec<EventId> {
-    claimed.slices.iter().flat_map(|slice| slice.events.iter().map(|event| event.event.id)).collect()
-}
-
-pub(crate) fn event(key: &str) -> Event {
-    Event::new("t", "x").key(key)
-}
-
-pub(crate) fn read_log(after: EventId) -> ReadLog {
-    ReadLog { topic: "t".into(), after, limit: 100 }
 }

@@ -18,12 +18,12 @@ async fn a_claim_reads_only_what_is_due() {
                 SELECT 100000 + n, 1, 0, 0, 5, n, 1, n, 100 FROM generate_series(1, 50) n; ANALYZE $s.tramline_slice").await;
     let mut connection = PgConnection::connect(&server()).await.unwrap();
     let prepare = format!(
-        "SET plan_cache_mode = force_generic_plan; PREPARE due (bigint, smallint, bigint, bigint) AS {}",
+        "SET plan_cache_mode = force_generic_plan; PREPARE due (bigint, smallint, bigint, bigint, bigint) AS {}",
         store.claim_sql()
     );
     sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut connection).await.unwrap();
     let explain =
-        sqlx::raw_sql("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) EXECUTE due (1, 0::smallint, 5000, 32)");
+        sqlx::raw_sql("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) EXECUTE due (1, 0::smallint, 5000, 32, -1)");
     let rows = explain.fetch_all(&mut connection).await.unwrap();
     let plan: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
     let plan = plan.join("\n");

@@ -13,3 +13,5 @@ mod snapshots;
 mod tallies;
 #[path = "../server_only/transactions.rs"]
 mod transactions;
+#[path = "../server_only/words.rs"]
+mod words;

@@ -1,7 +1,7 @@
 //! How PostgreSQL finds rows: by their keys, whatever its statistics say.
 
-use crate::bed::{Private, claim, ids, open, server};
-use sqlx::Row;
+use crate::bed::{Private, WRITES_SOMETHING, claim, ids, open, server};
+use sqlx::{Connection, Executor, PgConnection, Row};
 use std::sync::Arc;
 use tramline::Event;
 use tramline::model::id::Incarnation;
@@ -21,11 +21,11 @@ async fn tables_vacuumed_while_empty_are_still_read_by_their_keys() {
     for ordering in [Ordering::None, Ordering::Key] {
         let bed = Private::open().await;
         bed.store.close().await;
-        let fresh = reads(&bed, async |store| drain(store, ordering).await).await;
+        let fresh = reads(&bed, ROWS_FETCHED, async |store| drain(store, ordering).await).await;
         for table in TABLES {
             bed.rows(&format!("VACUUM (TRUNCATE false, ANALYZE) $s.tramline_{table}")).await;
         }
-        let after = reads(&bed, async |store| drain(store, ordering).await).await;
+        let after = reads(&bed, ROWS_FETCHED, async |store| drain(store, ordering).await).await;
         assert!(after < fresh * 3 / 2, "{after} rows were read, {fresh} before the vacuum");
         bed.close().await;
     }
@@ -40,7 +40,7 @@ async fn the_tally_of_an_item_is_found_without_reading_the_others() {
         bed.rows(&format!("VACUUM (TRUNCATE false, ANALYZE) $s.tramline_{table}")).await;
     }
     let children: u64 = 300;
-    let read = reads(&bed, async |store| {
+    let read = reads(&bed, ROWS_FETCHED, async |store| {
         let parent = store.open_tally(OpenTally { tally: NewTally::new(), now: None }).await.unwrap().id;
         let add = AddItems { tally: parent, count: children, within: None, token: None, now: None };
         store.add_items(add).await.unwrap();
@@ -54,15 +54,54 @@ async fn the_tally_of_an_item_is_found_without_reading_the_others() {
     bed.close().await;
 }
 
-/// How many rows index scans read while a store of its own does something.
-async fn reads(bed: &Private, work: impl AsyncFnOnce(&Private)) -> i64 {
-    let before = rows_fetched(bed).await;
+/// The story: while a report had its transaction open for five minutes, the entries of all that was taken meanwhile stayed in the index, and
+/// every claim passed over all of them, until claims took longer than the events that they brought.
+#[tokio::test]
+async fn a_transaction_that_stays_open_does_not_make_claims_slow_for_long() {
+    let (claims, taken) = (20, 400_000);
+    let bed = Private::open().await;
+    let id = bed.subscribe("queue", Ordering::None).await.id;
+    bed.store.close().await;
+    let mut report = PgConnection::connect(&server()).await.unwrap();
+    report.execute("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    report.execute(WRITES_SOMETHING).await.unwrap();
+    let sql = format!(
+        "INSERT INTO $s.tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes) \
+         SELECT n, {id}, 0, 0, 5, n, 1, n, 100 FROM generate_series(1, {taken}) n; \
+         DELETE FROM $s.tramline_slice WHERE subscription = {id}"
+    );
+    bed.rows(&sql).await;
+    let read = reads(&bed, ENTRIES_MET, async |store| {
+        for _ in 0..claims {
+            let event = store.emit(Event::new("t", "x")).await.unwrap().events[0].id;
+            assert_eq!(ids(&store.claim(id, 64).await), [event]);
+        }
+    });
+    let read = read.await;
+    // One claim alone passes over all of them twice.
+    assert!(read > taken, "{read} entries were met");
+    assert!(read < claims * taken / 2, "{read} entries were met");
+    report.close().await.unwrap();
+    bed.close().await;
+}
+
+/// Rows that index scans have fetched so far. Not what they met in the index: entries of dead rows are there for as long as a
+/// transaction of any other test may want them.
+const ROWS_FETCHED: &str =
+    "SELECT coalesce(sum(idx_tup_fetch), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = '$s'";
+/// What claims have met in their index so far.
+const ENTRIES_MET: &str = "SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes \
+    WHERE schemaname = '$s' AND indexrelname = 'tramline_slice_claim'";
+
+/// How far a figure rises while a store of its own does something.
+async fn reads(bed: &Private, figure: &str, work: impl AsyncFnOnce(&Private)) -> i64 {
+    let before = figure_of(bed, figure).await;
     let url = format!("{}?schema={name}&application_name={name}", server(), name = bed.schema);
     let store = Private { store: Arc::new(open(&url).await.unwrap()), schema: bed.schema.clone(), url };
     work(&store).await;
     store.store.close().await;
     drop(store);
-    rows_fetched(bed).await - before
+    figure_of(bed, figure).await - before
 }
 
 /// A backlog is emitted and worked off, one claim and one settlement after the other.
@@ -82,14 +121,11 @@ async fn drain(store: &Private, ordering: Ordering) {
     }
 }
 
-/// Rows that index scans have fetched so far. Not what they met in the index: entries of dead rows are there for as long as a
-/// transaction of any other test may want them. Connections report when they end: this waits until they have.
-async fn rows_fetched(bed: &Private) -> i64 {
+/// Connections report when they end: this waits until they have.
+async fn figure_of(bed: &Private, figure: &str) -> i64 {
     let sql = "SELECT 1 FROM pg_stat_activity WHERE application_name = '$s'";
     while !bed.rows(sql).await.is_empty() {
         tokio::task::yield_now().await;
     }
-    let sql =
-        "SELECT coalesce(sum(idx_tup_fetch), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = '$s'";
-    bed.rows(sql).await[0].get(0)
+    bed.rows(figure).await[0].get(0)
 }

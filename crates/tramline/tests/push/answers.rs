@@ -1,9 +1,11 @@
 //! What is sent, what comes back, and what becomes of receivers that do not behave.
 
-use crate::bed::{LONG, Receiver, allowing, answered, failed, local, post, request};
+use crate::bed::{LONG, Receiver, allowing, answered, failed, local, post, read_request, request};
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 use tramline::push::{Client, FailKind, Settings};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
@@ -106,6 +108,34 @@ async fn a_connection_that_was_closed_in_between_is_replaced() {
         assert_eq!(answered(&client, &receiver.url()).await.status, 200);
     }
     assert_eq!(receiver.accepted(), 3);
+}
+
+/// A receiver that answers twice could otherwise answer a request that it has not seen.
+#[tokio::test]
+async fn an_answer_that_nobody_asked_for_is_nobodys() {
+    let twice = format!("{OK}HTTP/1.1 500 Sorry\r\ncontent-length: 0\r\n\r\n");
+    let receiver = Receiver::answering(&[&twice, OK]).await;
+    let client = local();
+    for _ in 0..2 {
+        assert_eq!(answered(&client, &receiver.url()).await.status, 200);
+    }
+    assert_eq!(receiver.accepted(), 2);
+}
+
+#[tokio::test]
+async fn a_connection_that_nobody_uses_is_closed() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let idle_timeout = Duration::from_millis(10);
+    let client = Client::new(Settings { idle_timeout, ..allowing(&["127.0.0.0/8"]) });
+    let receiving = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        read_request(&mut stream).await.unwrap();
+        stream.write_all(OK.as_bytes()).await.unwrap();
+        read_request(&mut stream).await
+    };
+    let (_, more) = tokio::join!(answered(&client, &url), tokio::time::timeout(LONG, receiving));
+    assert_eq!(more.expect("it stays open"), None);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use crate::bed::*;
 use crate::on_every_store;
 use std::time::Duration;
 use tramline::engine::push::NOTICES;
-use tramline::{EventId, Policy, Push, Retry, Verdict};
+use tramline::{Counts, EventId, Policy, Push, Retry, Verdict};
 
 on_every_store! {
     async fn a_failed_batch_comes_again_as_the_same_batch_and_is_written_down(bed: Bed) {
@@ -70,6 +70,35 @@ on_every_store! {
         for _ in 0..4 {
             bed.receiver.next().await.answer(200);
         }
+        bed.settled().await;
+        bed.close().await;
+    }
+
+    async fn what_was_claimed_ahead_goes_back_without_what_is_under_way(bed: Bed) {
+        let mut bed = bed;
+        bed.subscribe(Push { max_events: 1, concurrency: 2, ..bed.push() }).await;
+        bed.emit(&["quick", "as well"]).await;
+        for _ in 0..2 {
+            bed.receiver.next().await.answer(200);
+        }
+        bed.settled().await;
+        bed.emit(&["1", "2", "3", "4", "5", "6"]).await;
+        let (fails, waits) = (bed.receiver.next().await, bed.receiver.next().await);
+        let (failed, waiting) = (fails.ids(), waits.ids());
+        fails.answer(500);
+        let after = Counts { ready: 4, delayed: 1, leased: 1, ..Counts::default() };
+        until("the others went back", async || bed.counts().await == after).await;
+        waits.answer(200);
+        for _ in 0..4 {
+            let request = bed.receiver.next().await;
+            assert!(![&failed, &waiting].contains(&&request.ids()), "it was under way, or is to wait");
+            request.answer(200);
+        }
+        until("only the failed one is left", async || bed.counts().await.leased == 0).await;
+        bed.clock.advance(SECOND * 5);
+        let again = bed.receiver.next().await;
+        assert_eq!(again.ids(), failed);
+        again.answer(200);
         bed.settled().await;
         bed.close().await;
     }

@@ -139,7 +139,7 @@ pub(crate) async fn done(
         outcomes: slice.events.iter().map(|event| (event.event.id.index(), Outcome::Done)).collect(),
     };
     let results = claimed.slices.iter().map(outcomes).collect();
-    store.settle(Settle { subscription, results, now: None }).await
+    store.settle(Settle { subscription, results, worker: None, now: None }).await
 }
 
 pub(crate) fn events(count: usize) -> Vec<Event> {

@@ -6,6 +6,7 @@ use tramline::model::id::EventId;
 use tramline::model::subscription::{Ordering, Policy, Start};
 use tramline::store::Store;
 use tramline::store::verbs::PutSubscription;
+use tramline::{Duplicates, Unique};
 
 #[tokio::test]
 async fn an_emit_in_the_callers_transaction_shares_its_fate() {
@@ -31,6 +32,47 @@ async fn an_emit_in_the_callers_transaction_shares_its_fate() {
     assert_eq!(repeated.events, second.events);
     assert_eq!(ids(&store.claim(queue.id, 9).await).len(), 3);
     store.close().await;
+}
+
+#[tokio::test]
+async fn a_unique_event_in_the_callers_transaction_shares_its_fate() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::Key).await;
+    let pool = store.pool().await;
+    let unique = |policy| event("k").unique(Unique::new("u").duplicates(policy));
+    let mut tx = pool.begin().await.unwrap();
+    store.emit_in(&mut tx, [unique(Duplicates::Keep)]).await.unwrap();
+    assert!(store.emit_in(&mut tx, [unique(Duplicates::Keep)]).await.unwrap().events[0].duplicate);
+    tx.rollback().await.unwrap();
+
+    let first = store.emit(unique(Duplicates::Keep)).await.unwrap().events[0].clone();
+    assert!(!first.duplicate);
+    let mut tx = pool.begin().await.unwrap();
+    store.emit_in(&mut tx, [unique(Duplicates::Replace)]).await.unwrap();
+    tx.rollback().await.unwrap();
+    assert_eq!(ids(&store.claim(queue.id, 9).await), [first.id], "it gave way to nothing");
+    store.close().await;
+}
+
+/// Whoever emits the same unique key waits for the open transaction, and then sees what became of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_unique_key_waits_for_the_transaction_that_has_it() {
+    let store = std::sync::Arc::new(Private::open().await);
+    let queue = store.subscribe("q", Ordering::None).await;
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    let first = store.emit_in(&mut tx, [event("a").unique("u")]).await.unwrap();
+    let second = tokio::spawn({
+        let store = store.clone();
+        async move { store.emit(event("b").unique("u")).await.unwrap() }
+    });
+    let other = store.emit(event("c").unique("v")).await.unwrap();
+    assert!(!other.events[0].duplicate, "other unique keys do not wait");
+    tx.commit().await.unwrap();
+    let second = second.await.unwrap();
+    assert_eq!((second.events[0].duplicate, second.events[0].id), (true, first.events[0].id));
+    assert_eq!(ids(&store.claim(queue.id, 9).await).len(), 2);
+    std::sync::Arc::into_inner(store).unwrap().close().await;
 }
 
 #[tokio::test]

@@ -7,6 +7,9 @@
     reason = "every test file uses a part of it, and a test fails by panicking"
 )]
 
+#[path = "../stores/mod.rs"]
+pub mod stores;
+
 use async_trait::async_trait;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -14,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
-use tramline::model::rule::AuditEntry;
+use tramline::model::rule::{AuditEntry, PatternRule};
 use tramline::model::token::Token;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
@@ -54,16 +57,57 @@ pub fn start(worker: tramline::Worker) -> (Shutdown, JoinHandle<Result<()>>) {
     (shutdown, running)
 }
 
-/// A store in memory that can be disturbed, with a clock to turn.
+/// Runs a test of the engine on every store.
+#[macro_export]
+macro_rules! on_every_store {
+    ($($(#[$doc:meta])* async fn $name:ident($bench:ident: &Bench) $body:block)*) => {$(
+        mod $name {
+            use super::*;
+            $(#[$doc])*
+            async fn test($bench: &Bench) $body
+
+            #[tokio::test]
+            async fn sqlite() {
+                test(&Bench::new().await).await;
+            }
+
+            #[tokio::test]
+            async fn postgres() {
+                let (bench, fresh) = Bench::on(support::stores::Place::Postgres).await;
+                test(&bench).await;
+                fresh.close().await;
+            }
+
+            #[tokio::test]
+            async fn mysql() {
+                let (bench, fresh) = Bench::on(support::stores::Place::Mysql).await;
+                test(&bench).await;
+                fresh.close().await;
+            }
+        }
+    )*};
+}
+
+/// A store that can be disturbed, with a clock to turn.
 pub struct Bench {
     pub store: Arc<Disturbed>,
     pub clock: ManualClock,
 }
 
 impl Bench {
+    /// In memory.
     pub async fn new() -> Bench {
-        let store = SqliteStore::in_memory().await.unwrap();
-        Bench { store: Arc::new(Disturbed::new(Arc::new(store))), clock: ManualClock::new(START) }
+        Bench::over(Arc::new(SqliteStore::in_memory().await.unwrap()))
+    }
+
+    /// On a fresh store, which is to be closed.
+    pub async fn on(place: stores::Place) -> (Bench, stores::Fresh) {
+        let fresh = stores::Fresh::open(place).await;
+        (Bench::over(fresh.store.clone()), fresh)
+    }
+
+    fn over(store: Arc<dyn Store>) -> Bench {
+        Bench { store: Arc::new(Disturbed::new(store)), clock: ManualClock::new(START) }
     }
 
     /// Lets a little time pass, but never so much that `end` has passed since the start.
@@ -118,6 +162,7 @@ pub struct Disturbed {
     plans: Mutex<HashMap<&'static str, VecDeque<Disturbance>>>,
     always: Mutex<HashMap<&'static str, Kind>>,
     calls: Mutex<HashMap<&'static str, u64>>,
+    answers: Mutex<HashMap<&'static str, u64>>,
 }
 
 impl std::fmt::Debug for Disturbance {
@@ -128,7 +173,13 @@ impl std::fmt::Debug for Disturbance {
 
 impl Disturbed {
     pub fn new(inner: Arc<dyn Store>) -> Disturbed {
-        Disturbed { inner, plans: Mutex::default(), always: Mutex::default(), calls: Mutex::default() }
+        Disturbed {
+            inner,
+            plans: Mutex::default(),
+            always: Mutex::default(),
+            calls: Mutex::default(),
+            answers: Mutex::default(),
+        }
     }
 
     /// The next call of `verb` fails.
@@ -162,11 +213,22 @@ impl Disturbed {
         self.calls.lock().unwrap().get(verb).copied().unwrap_or(0)
     }
 
+    /// How many calls have ended.
+    pub fn answers(&self, verb: &'static str) -> u64 {
+        self.answers.lock().unwrap().get(verb).copied().unwrap_or(0)
+    }
+
     fn plan(&self, verb: &'static str, disturbance: Disturbance) {
         self.plans.lock().unwrap().entry(verb).or_default().push_back(disturbance);
     }
 
     async fn pass<T>(&self, verb: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let answer = self.disturb(verb, call).await;
+        *self.answers.lock().unwrap().entry(verb).or_default() += 1;
+        answer
+    }
+
+    async fn disturb<T>(&self, verb: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
         *self.calls.lock().unwrap().entry(verb).or_default() += 1;
         let failed = |kind| Error::new(kind, format!("{verb} was disturbed"), "");
         if let Some(kind) = self.always.lock().unwrap().get(verb) {
@@ -218,6 +280,15 @@ impl Store for Disturbed {
     async fn set_rule(&self, set: SetRule) -> Result<()> {
         self.inner.set_rule(set).await
     }
+    async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
+        self.inner.set_pattern_rule(set).await
+    }
+    async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
+        self.inner.remove_pattern_rule(remove).await
+    }
+    async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>> {
+        self.inner.pattern_rules(now).await
+    }
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
         self.inner.audit(subscription, limit).await
     }
@@ -245,6 +316,9 @@ impl Store for Disturbed {
     async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
         self.inner.event(find).await
     }
+    async fn trace(&self, trace: Trace) -> Result<Traced> {
+        self.inner.trace(trace).await
+    }
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
         self.inner.head(topic, key).await
     }
@@ -260,7 +334,7 @@ impl Store for Disturbed {
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
         self.inner.parked(page).await
     }
-    async fn revive(&self, revive: Revive) -> Result<u64> {
+    async fn revive(&self, revive: Revive) -> Result<Revived> {
         self.inner.revive(revive).await
     }
     async fn resend(&self, resend: Resend) -> Result<u64> {

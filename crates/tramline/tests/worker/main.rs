@@ -5,8 +5,11 @@ mod bed;
 mod handlers;
 mod leases;
 mod life;
+mod limits;
 mod order;
 mod policy;
+mod pool;
+mod rules;
 mod shutdown;
 #[path = "../support/mod.rs"]
 mod support;

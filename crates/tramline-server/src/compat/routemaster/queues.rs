@@ -73,6 +73,7 @@ mod tests {
         let stats = Stats {
             counts: Counts { ready: events, delayed: 1, ..Counts::default() },
             oldest_ready_at: Some(Time(oldest)),
+            oldest_dead_at: None,
             rules: Vec::new(),
         };
         queue(&PushEntry { subscription, health, due: true, now: Time(10_000) }, &stats, Time(11_000))

@@ -55,6 +55,12 @@ pub(super) async fn create(
         ));
     }
     let secret = secret(&wanted)?;
+    if app.access.is_root(&secret) {
+        return Err(Problem::malformed(
+            "this is the root's own token",
+            "give another token, or none to have one made",
+        ));
+    }
     let shown = Shown { name: wanted.name, token: Some(secret) };
     let mut tries = 3;
     while let Err(problem) = put(&app, &shown, by).await {

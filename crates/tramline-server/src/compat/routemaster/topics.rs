@@ -70,7 +70,7 @@ pub(super) async fn publish(
     let body = app.read(&headers, body).await?;
     let event = event::read(&body, app.access.now(), app.config.routemaster_max_data)?.event(topic)?;
     claim(&app, topic, publisher).await?;
-    emit::store(&app, topic, vec![event]).await?;
+    emit::store(&app, topic, &headers, vec![event]).await?;
     if let Some(traffic) = app.metrics.traffic.get() {
         traffic.published(topic, publisher);
     }

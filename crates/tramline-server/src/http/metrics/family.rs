@@ -67,16 +67,20 @@ pub(crate) struct Histogram {
 
 impl Family<Histogram> {
     pub(crate) fn observe(&self, label: &str, took: Duration) {
+        self.observe_many(label, took, 1);
+    }
+
+    /// So many that took the same.
+    pub(crate) fn observe_many(&self, label: &str, took: Duration, count: u64) {
         let seconds = took.as_secs_f64();
         let bucket = BUCKETS.partition_point(|bound| *bound < seconds);
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).saturating_mul(count);
         self.with(label, |histogram| {
             if let Some(bucket) = histogram.buckets.get(bucket) {
-                bucket.fetch_add(1, Ordering::Relaxed);
+                bucket.fetch_add(count, Ordering::Relaxed);
             }
-            histogram.count.fetch_add(1, Ordering::Relaxed);
-            histogram
-                .micros
-                .fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            histogram.count.fetch_add(count, Ordering::Relaxed);
+            histogram.micros.fetch_add(micros, Ordering::Relaxed);
         });
     }
 }

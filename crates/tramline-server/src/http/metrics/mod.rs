@@ -41,13 +41,16 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// Events were claimed, after waiting for so long.
     pub(crate) fn claimed(&self, subscription: &str, claimed: &Claimed, waited: Duration) {
-        let events = claimed.slices.iter().flat_map(|slice| &slice.events);
-        let mut newest = None;
-        for event in events.clone() {
-            self.queue_seconds.observe(subscription, claimed.now.since(event.event.emitted_at));
-            newest = newest.max(Some(event.event.emitted_at));
+        let (mut events, mut newest) = (0, None);
+        // Events that were stored together have waited for the same time.
+        let times = claimed.slices.iter().flat_map(|slice| &slice.events).map(|one| one.event.emitted_at);
+        for (emitted_at, count) in runs(times) {
+            let waited = claimed.now.since(emitted_at);
+            self.queue_seconds.observe_many(subscription, waited, count);
+            newest = newest.max(Some(emitted_at));
+            events += count;
         }
-        self.claimed.add(subscription, events.count() as u64);
+        self.claimed.add(subscription, events);
         // Only what came while somebody was waiting tells how long a hint takes.
         if let Some(newest) = newest.filter(|newest| *newest >= claimed.now.before(waited)) {
             self.wake_lag.observe("", claimed.now.since(newest));
@@ -58,4 +61,17 @@ impl Metrics {
     pub(crate) fn answered(&self, status: StatusCode) {
         self.answers.add(status.as_str(), 1);
     }
+}
+
+/// Equal values that follow each other, and how many they are.
+pub(crate) fn runs<T: PartialEq>(values: impl Iterator<Item = T>) -> impl Iterator<Item = (T, u64)> {
+    let mut values = values.peekable();
+    std::iter::from_fn(move || {
+        let first = values.next()?;
+        let mut count = 1;
+        while values.next_if_eq(&first).is_some() {
+            count += 1;
+        }
+        Some((first, count))
+    })
 }

@@ -16,7 +16,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tramline::{Scope, Subscription};
+use tramline::{RuleKind, Scope, Subscription};
 
 /// Metrics in the text format of Prometheus, as far as the token may see them.
 #[utoipa::path(get, path = "/metrics", tag = "figures", responses((status = 200, body = String, content_type = "text/plain")),
@@ -79,7 +79,7 @@ impl Page {
     /// What is known only by looking.
     async fn figures(&mut self, app: &App, all: &[Subscription]) -> Answer<()> {
         let now = app.ask(app.tram.store().now()).await?;
-        let (mut events, mut ages) = (String::new(), String::new());
+        let [mut events, mut ages, mut dead, mut rules] = [const { String::new() }; 4];
         for subscription in all.iter().filter(|one| self.visible.contains(&one.name)).take(MOST) {
             let Ok(stats) = app.ask(app.tram.store().stats(subscription.id, None)).await else { continue };
             let (name, counts) = (&*subscription.name, stats.counts);
@@ -98,11 +98,22 @@ impl Page {
             }
             let age = stats.oldest_ready_at.map_or(Duration::ZERO, |oldest| now.since(oldest)).as_secs_f64();
             let _ = writeln!(ages, "tramline_oldest_ready_seconds{{subscription=\"{name}\"}} {age}");
+            let age = stats.oldest_dead_at.map_or(Duration::ZERO, |oldest| now.since(oldest)).as_secs_f64();
+            for kind in [RuleKind::Pause, RuleKind::Block] {
+                let (word, count) =
+                    (kind.as_str(), stats.rules.iter().filter(|rule| rule.kind == kind).count());
+                let _ = writeln!(rules, "tramline_rules{{subscription=\"{name}\",kind=\"{word}\"}} {count}");
+            }
+            let _ = writeln!(dead, "tramline_oldest_dead_seconds{{subscription=\"{name}\"}} {age}");
         }
         self.head("events", "Events that are not settled, by status", "gauge");
         self.text.push_str(&events);
         self.head("oldest_ready_seconds", "For how long the oldest ready event could have run", "gauge");
         self.text.push_str(&ages);
+        self.head("oldest_dead_seconds", "For how long the oldest dead event has been dead", "gauge");
+        self.text.push_str(&dead);
+        self.head("rules", "Rules that stop a subscription, by name and by pattern", "gauge");
+        self.text.push_str(&rules);
         self.text.push_str(&figures::metrics(app, &self.caller).await?);
         self.text.push_str(&push::figures::metrics(app, &self.visible).await?);
         self.drops(app, all).await?;

@@ -1,8 +1,9 @@
 //! What may be said of a schedule, and what is shown of it.
 
-use crate::http::json::{Id, When, payload};
+use crate::http::json::{Id, Object, When, payload};
 use crate::http::problem::{Answer, Problem};
 use crate::http::tallies::open::NewsIn;
+use crate::http::unique::{UniqueIn, UniqueOut};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::time::Duration;
@@ -36,6 +37,9 @@ pub(crate) struct ScheduleIn {
     /// From 0 (first) to 9 (last); 5 unless set
     #[schema(maximum = 9)]
     priority: Option<u8>,
+    /// Makes its events unique: of one topic and unique key at most one is pending
+    #[schema(value_type = Option<UniqueIn>)]
+    unique: Option<Object<UniqueIn>>,
     /// What becomes of runs for which no node was there in time; `one` unless set
     #[serde(default)]
     missed: Missed,
@@ -65,6 +69,8 @@ pub(crate) struct ScheduleOut<'a> {
     #[schema(value_type = std::collections::BTreeMap<String, String>)]
     headers: &'a Headers,
     priority: u8,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unique: Option<UniqueOut<'a>>,
     missed: Missed,
     paused: bool,
     /// The program that declares it in its code, if one does
@@ -102,6 +108,10 @@ impl ScheduleIn {
             priority: self.priority,
         }
         .event()?;
+        let event = match self.unique {
+            Some(Object(unique)) => event.unique(unique),
+            None => event,
+        };
         let schedule = match (self.cron, self.every_ms, self.zone) {
             (Some(cron), None, zone) => {
                 let schedule = Schedule::cron(name, cron, event);
@@ -136,6 +146,7 @@ impl<'a> From<&'a StoredSchedule> for ScheduleOut<'a> {
             content_type: event.content_type,
             headers: event.headers,
             priority: event.priority,
+            unique: event.unique.map(UniqueOut::from),
             missed: schedule.missed_policy(),
             paused: stored.paused,
             declared_by: stored.declared_by.as_deref(),

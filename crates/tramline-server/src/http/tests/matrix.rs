@@ -19,6 +19,8 @@ struct Tenants {
     events: HashMap<&'static str, String>,
     /// The tally and the counter of a topic.
     tallies: HashMap<&'static str, [String; 2]>,
+    /// A rule by pattern, by the topic of its tenant.
+    rules: HashMap<&'static str, String>,
     /// The signing secret of a push subscription, by the topic.
     secrets: HashMap<&'static str, String>,
 }
@@ -27,6 +29,7 @@ impl Tenants {
     async fn new() -> Tenants {
         let bed = Bed::guarded().await;
         let (mut events, mut tallies, mut secrets) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let mut rules = HashMap::new();
         for name in ["acme/a", "rival/a"] {
             let path = name.replace('/', "%2F");
             bed.put(&format!("/v1/subscriptions/{path}"), json!({"topics": [name]})).await.good();
@@ -52,7 +55,15 @@ impl Tenants {
         let result = json!({"id": claimed["events"][0]["id"], "lease": claimed["events"][0]["lease"], "outcome": "retry"});
         bed.post("/v1/subscriptions/acme%2Frivals/settle", json!({"results": [result]})).await.good();
         bed.post("/v1/subscriptions/rival%2Fa/claim", json!({"worker": "rival-worker"})).await.good();
-        Tenants { bed, events, tallies, secrets }
+        // They stop nothing: what the tests do has to go on.
+        for name in ["acme/a", "rival/a"] {
+            let pattern = name.replace("/a", "/none/**");
+            let rule = bed.post("/v1/tokens", owner(name)).await.good()["token"].as_str().unwrap().to_owned();
+            let body = json!({"pattern": pattern, "kind": "pause"}).to_string();
+            let rule = bed.call(Method::POST, "/v1/rules", Some(&rule), &body).await.good();
+            rules.insert(name, rule["id"].as_str().unwrap().to_owned());
+        }
+        Tenants { bed, events, tallies, rules, secrets }
     }
 
     /// A token for one role, within the first tenant.
@@ -71,10 +82,18 @@ impl Tenants {
         let named =
             if operation.is_about_push() { pushed(name) } else { name.to_owned() }.replace('/', "%2F");
         let url = operation.path.replace("{topic}", &named).replace("{name}", &named).replace("{id}", id);
-        let url = url.replace("{tally}", tally).replace("{secret}", secret);
-        let url = if operation.path.ends_with("/head") { format!("{url}?key=k") } else { url };
+        let rule = self.rules.get(name).map_or("999999", |id| id);
+        let url = url.replace("{tally}", tally).replace("{secret}", secret).replace("{rule}", rule);
+        let of_key = ["/head", "/chain"].iter().any(|end| operation.path.ends_with(end));
+        let url = if of_key { format!("{url}?key=k") } else { url };
         self.bed.call(operation.method.clone(), &url, token, &body(operation, name).to_string()).await
     }
+}
+
+/// A token that manages all of a tenant's.
+fn owner(name: &str) -> Value {
+    let all = [name.replace("/a", "/**")];
+    json!({"name": name.replace('/', "-"), "scopes": ["manage"], "topics": all, "subscriptions": all})
 }
 
 /// The push subscription beside one that workers claim from.
@@ -158,6 +177,7 @@ pub(super) fn body_for(path: &str, name: &str) -> Value {
         "ack" if !path.contains('{') => json!({"acks": []}),
         "ack" | "fail" => json!({"items": []}),
         "count" => json!({"by": 1}),
+        "rules" => json!({"pattern": name.replace("/a", "/**"), "kind": "pause"}),
         "tokens" => json!({"name": "new", "scopes": ["admin"]}),
         _ => json!({}),
     }
@@ -234,6 +254,77 @@ async fn a_subscription_of_foreign_topics_is_foreign_whatever_its_name() {
     let steal = json!({"topics": ["acme/a", "rival/a"]}).to_string();
     let reply = tenants.bed.call(Method::PUT, "/v1/subscriptions/acme%2Fnew", Some(&token), &steal).await;
     reply.problem(403);
+}
+
+/// Whether a token may stop all that a pattern means is compared with every name there could be: nothing may be stopped that the token
+/// could not stop by name.
+#[tokio::test]
+async fn a_token_stops_by_pattern_what_it_could_stop_by_name_and_nothing_else() {
+    let patterns = [
+        "**",
+        "*",
+        "*/*",
+        "*/**",
+        "acme",
+        "acme/*",
+        "acme/**",
+        "acme/a",
+        "acme/*/b",
+        "*/a",
+        "rival/*",
+        "acme/a/**",
+    ];
+    let segments = ["acme", "rival", "a", "b", "x"];
+    let mut names: Vec<String> = segments.iter().map(ToString::to_string).collect();
+    for first in segments {
+        for second in segments {
+            names.push(format!("{first}/{second}"));
+            names.extend(segments.iter().map(|third| format!("{first}/{second}/{third}")));
+        }
+    }
+    let matches = |pattern: &str, name: &str| pattern.parse::<tramline::Pattern>().unwrap().matches(name);
+    let bed = Bed::guarded().await;
+    for (number, own) in patterns.iter().enumerate() {
+        let token = json!({"name": format!("t{number}"), "scopes": ["manage"], "subscriptions": [own]});
+        let token = bed.post("/v1/tokens", token).await.good()["token"].as_str().unwrap().to_owned();
+        for wanted in patterns {
+            let body = json!({"pattern": wanted, "kind": "pause"}).to_string();
+            let reply = bed.call(Method::POST, "/v1/rules", Some(&token), &body).await;
+            let allowed = names.iter().all(|name| !matches(wanted, name) || matches(own, name));
+            assert_eq!(reply.status, if allowed { 201 } else { 403 }, "{own} stops {wanted}: {}", reply.text);
+            let body = json!({"pattern": wanted, "kind": "block"}).to_string();
+            bed.call(Method::POST, "/v1/rules", Some(&token), &body).await.problem(403);
+        }
+        let listed = bed.call(Method::GET, "/v1/rules?limit=1000", Some(&token), "").await.good();
+        for rule in listed["items"].as_array().unwrap() {
+            let pattern = rule["pattern"].as_str().unwrap();
+            assert!(
+                names.iter().all(|name| !matches(pattern, name) || matches(own, name)),
+                "{own} sees {pattern}"
+            );
+        }
+    }
+}
+
+/// A subscription may have a tenant's name and consume what is not the tenant's.
+#[tokio::test]
+async fn a_rule_by_pattern_leaves_subscriptions_of_foreign_topics_alone() {
+    let tenants = Tenants::new().await;
+    let token = tenants.token("manage").await;
+    let body = json!({"pattern": "acme/**", "kind": "pause"}).to_string();
+    let rule = tenants.bed.call(Method::POST, "/v1/rules", Some(&token), &body).await.good();
+    let rules = async |name: &str| {
+        let path = format!("/v1/subscriptions/{}", name.replace('/', "%2F"));
+        tenants.bed.get(&path).await.good()["rules"].as_array().unwrap().len()
+    };
+    assert_eq!((rules("acme/a").await, rules("acme/spy").await, rules("acme/rivals").await), (1, 0, 0));
+    let wide = tenants.bed.post("/v1/rules", json!({"pattern": "acme/**", "kind": "pause"})).await.good();
+    assert_ne!(rule["id"], wide["id"]);
+    assert_eq!((rules("acme/a").await, rules("acme/spy").await), (2, 1));
+    let path = format!("/v1/rules/{}", wide["id"].as_str().unwrap());
+    tenants.bed.call(Method::DELETE, &path, Some(&token), "").await.problem(404);
+    let listed = tenants.bed.call(Method::GET, "/v1/rules", Some(&token), "").await.good();
+    assert!(listed["items"].as_array().unwrap().iter().all(|one| one["id"] != wide["id"]));
 }
 
 #[tokio::test]

@@ -16,6 +16,9 @@ const CONTRACT: &[&str] = &[
     "GET /v1/drops",
     "GET /v1/events/{id}",
     "POST /v1/events/{id}/cancel",
+    "GET /v1/rules",
+    "POST /v1/rules",
+    "DELETE /v1/rules/{rule}",
     "GET /v1/schedules",
     "DELETE /v1/schedules/{name}",
     "GET /v1/schedules/{name}",
@@ -66,6 +69,7 @@ const CONTRACT: &[&str] = &[
     "DELETE /v1/topics/{topic}",
     "GET /v1/topics/{topic}",
     "PUT /v1/topics/{topic}",
+    "GET /v1/topics/{topic}/chain",
     "GET /v1/topics/{topic}/events",
     "POST /v1/topics/{topic}/events",
     "GET /v1/topics/{topic}/head",
@@ -143,7 +147,8 @@ fn bodies(api: &Value) -> Vec<Described> {
             if schema.is_object() {
                 let schema = resolve(api, schema).clone();
                 let tally = if path.ends_with("/count") { COUNTER } else { TALLY };
-                let alone = schema["maxProperties"] == 1;
+                // Either `all`, or what the events are.
+                let alone = schema["maxProperties"] == 1 || path.contains("/dead/");
                 let is_push = path.ends_with("/disable") || path.ends_with("/secrets");
                 let name = if is_push { "p" } else { "s" };
                 bodies.push(Described {

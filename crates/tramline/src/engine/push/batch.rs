@@ -13,9 +13,15 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Names the batch: the same events have the same name, however often they are sent.
+    /// Names the batch: the same events have the same name, however often they are sent; others have another, and so have the
+    /// same events when they are replayed.
     pub(super) fn id(&self) -> String {
-        format!("{}-{}-{}", self.first(), self.last(), self.events.len())
+        let mut which = crc32fast::Hasher::new();
+        for sending in &self.events {
+            which.update(&sending.event.id.0.to_be_bytes());
+            which.update(&[u8::from(sending.replayed)]);
+        }
+        format!("{}-{}-{:08x}", self.first(), self.events.len(), which.finalize())
     }
 
     pub(super) fn first(&self) -> EventId {

@@ -1,83 +1,44 @@
-//! One push subscription: waits until a batch is to go, claims it, sends it.
+//! One push subscription: waits until a batch is to go, claims it, and has it sent.
 
 use super::batch::{Batch, cut};
 use super::gather::{Bucket, Go, decide};
-use super::scribe::{self, Scribe};
+use super::hand::Hand;
+use super::scribe::Scribe;
+use super::sender::Sender;
 use super::standing::Standing;
 use super::{Shared, send};
 use crate::engine::backoff::Outage;
 use crate::engine::remote::Take;
-use crate::error::{Kind, Result};
-use crate::model::health::Verdict;
+use crate::engine::trace::Stopped;
+use crate::error::{Error, Kind, Result};
 use crate::model::id::Incarnation;
-use crate::model::lease::Lease;
+use crate::model::mask::Mask;
 use crate::model::subscription::Ordering;
 use crate::store::verbs::{Claimed, Gather, Steer, SteerPush};
-use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering as Atomic};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// How many events one claim takes at most, and about how much they weigh.
 const MOST: u32 = 4_096;
 const MOST_BYTES: usize = 4 << 20;
-/// How many batches are claimed ahead, for each request that may be under way, where the receiver answers within this time.
+/// How many batches are claimed ahead, for each request that may be under way, where the receiver is quick.
 const AHEAD: usize = 4;
-const QUICK: Duration = Duration::from_millis(100);
-/// How many requests may have their outcome unwritten, for each that may be under way.
-const UNWRITTEN: usize = 16;
-/// For how long a claimed batch may wait before it is sent.
-const GOOD_FOR: Duration = Duration::from_secs(3);
 
 pub(super) struct Line {
     shared: Arc<Shared>,
     standing: watch::Receiver<Standing>,
     scribe: Arc<Scribe>,
-    /// Requests, until what came of them is written back; each gives how long it took.
-    sending: JoinSet<Duration>,
-    /// How many of them are still waiting for their answer.
-    under_way: Arc<UnderWay>,
-    /// Batches that are claimed and not sent yet.
-    hand: VecDeque<Held>,
-    /// Whether the last request was answered at once.
-    is_quick: bool,
+    hand: Arc<Hand>,
+    /// Each has one request under way, or waits until what came of it is written.
+    senders: JoinSet<()>,
+    /// The last claim took all that was wanted, so there may be more.
+    has_more: bool,
     bucket: Bucket,
-}
-
-/// A claimed batch, and until when it may be sent: its lease is as long as a request may take, and a little more.
-struct Held {
-    batch: Batch,
-    good_until: Duration,
-}
-
-/// Requests that wait for their answer.
-#[derive(Debug, Default)]
-struct UnderWay {
-    count: AtomicUsize,
-    left: Notify,
-}
-
-impl UnderWay {
-    fn enter(this: &Arc<UnderWay>) -> Place {
-        this.count.fetch_add(1, Atomic::SeqCst);
-        Place(this.clone())
-    }
-
-    fn count(&self) -> usize {
-        self.count.load(Atomic::SeqCst)
-    }
-}
-
-struct Place(Arc<UnderWay>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.count.fetch_sub(1, Atomic::SeqCst);
-        self.0.left.notify_one();
-    }
+    /// The rule that last kept events from being claimed.
+    stopped: Option<Stopped>,
 }
 
 /// What a line does next.
@@ -96,27 +57,42 @@ impl Line {
             shared,
             standing,
             scribe,
-            sending: JoinSet::new(),
-            under_way: Arc::default(),
-            hand: VecDeque::new(),
-            is_quick: false,
+            hand: Arc::default(),
+            senders: JoinSet::new(),
+            has_more: false,
             bucket: Bucket::default(),
+            stopped: None,
         }
     }
 
     /// Runs until it is stopped or its subscription is gone; then requests that are under way may take `grace` to finish.
     pub(super) async fn run(mut self, stop: CancellationToken, grace: Duration) {
+        let scribe = self.scribe.clone();
+        let sending = async {
+            self.send_all(&stop).await;
+            self.give_back(self.hand.take_all()).await;
+            let ended = async { while self.senders.join_next().await.is_some() {} };
+            if tokio::time::timeout(grace, ended).await.is_err() {
+                tracing::warn!("requests that were still under way are sent again when their lease ends");
+            }
+            self.senders.shutdown().await;
+            scribe.close();
+        };
+        tokio::join!(sending, scribe.write_all());
+    }
+
+    async fn send_all(&mut self, stop: &CancellationToken) {
         let shared = self.shared.clone();
         let (tram, clock) = (&shared.tram, shared.tram.clock());
         let mut listener = tram.wake().listen(self.standing.borrow().subscription.id);
         let mut outage = Outage::new("pushing");
         while !stop.is_cancelled() {
             listener.arm();
-            let until = match self.step(&stop).await {
+            let until = match self.step(stop).await {
                 Ok(Next::Again) => continue,
                 Ok(Next::Wait) => Duration::MAX,
                 Ok(Next::Until(reading)) => reading,
-                Err(error) if error.kind() == Kind::NotFound => break,
+                Err(error) if error.kind() == Kind::NotFound => return,
                 Err(error) => {
                     tokio::select! {
                         () = stop.cancelled() => {}
@@ -126,63 +102,71 @@ impl Line {
                 }
             };
             outage.over();
-            let until =
-                if self.scribe.is_behind() { until.min(clock.reading() + scribe::EVERY) } else { until };
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = listener.wait() => {}
-                known = self.standing.changed() => if known.is_err() { break },
-                Some(ended) = self.sending.join_next() => self.pace(ended.ok()),
-                () = self.under_way.left.notified() => {}
+                known = self.standing.changed() => if known.is_err() { return },
+                Some(_) = self.senders.join_next() => {}
+                () = self.hand.is_low() => {}
                 () = clock.sleep_until(until) => {}
             }
         }
-        self.give_back(|_| true).await;
-        let ended = async { while self.sending.join_next().await.is_some() {} };
-        if tokio::time::timeout(grace, ended).await.is_err() {
-            tracing::warn!("requests that were still under way are sent again when their lease ends");
-        }
-        self.scribe.finish().await;
     }
 
     async fn step(&mut self, stop: &CancellationToken) -> Result<Next> {
-        while let Some(ended) = self.sending.try_join_next() {
-            self.pace(ended.ok());
-        }
-        self.scribe.catch_up().await;
+        while self.senders.try_join_next().is_some() {}
         let standing = self.standing.borrow_and_update().clone();
         let shared = self.shared.clone();
         let clock = shared.tram.clock();
         if let Some(until) = standing.closed_until(clock) {
-            self.give_back(|_| true).await;
+            self.give_back(self.hand.take_all()).await;
             return Ok(Next::Until(until));
         }
-        let free = standing.width().saturating_sub(self.under_way.count());
-        if free == 0 || self.sending.len() >= standing.width() * UNWRITTEN {
-            self.give_back(|held| held.good_until <= clock.reading()).await;
-            return Ok(self.hand.front().map_or(Next::Wait, |held| Next::Until(held.good_until)));
+        self.give_back(self.hand.take_stale(clock.reading())).await;
+        let free = standing.width().saturating_sub(self.senders.len());
+        let wanted =
+            if self.is_short(&standing, free) { self.wanted(&standing, free).await? } else { Go::Nothing };
+        let waits = match (wanted, self.hand.good_until()) {
+            (Go::Now(_), _) => None,
+            (_, Some(until)) if free == 0 => Some(Next::Until(until)),
+            (_, Some(_)) => None,
+            (Go::At(reading), None) => Some(Next::Until(reading)),
+            (Go::Nothing, None) => Some(Next::Wait),
+        };
+        if let Some(next) = waits {
+            return Ok(next);
         }
-        let wanted = if self.hand.is_empty() { self.wanted(&standing, free).await? } else { Go::Nothing };
-        match wanted {
-            Go::At(reading) => return Ok(Next::Until(reading)),
-            Go::Nothing if self.hand.is_empty() => return Ok(Next::Wait),
-            Go::Nothing | Go::Now(_) => {}
+        let room = if free > 0 { self.room(stop).await } else { None };
+        if free > 0 && room.is_none() {
+            return Ok(Next::Wait);
         }
-        let Some(room) = self.room(stop).await else { return Ok(Next::Wait) };
         // Room may have come late: a lease has run on meanwhile, and the subscription may stand differently.
-        self.give_back(|held| held.good_until <= clock.reading()).await;
+        self.give_back(self.hand.take_stale(clock.reading())).await;
         let standing = self.standing.borrow().clone();
         if standing.closed_until(clock).is_some() {
             return Ok(Next::Again);
         }
-        if let (true, Go::Now(events)) = (self.hand.is_empty(), wanted) {
-            match self.fill(&standing, events).await? {
-                Next::Again => {}
-                next => return Ok(next),
+        let next = match wanted {
+            Go::Now(events) => self.fill(&standing, events).await?,
+            Go::At(_) | Go::Nothing => Next::Again,
+        };
+        match room {
+            Some(room) if self.hand.len() > 0 => {
+                self.send(&standing, free, room);
+                Ok(Next::Again)
             }
+            _ => Ok(next),
         }
-        self.send(&standing, free, room);
-        Ok(Next::Again)
+    }
+
+    /// True if it is time to claim: there is nothing to send, or soon will be.
+    fn is_short(&self, standing: &Standing, free: usize) -> bool {
+        let most = (MOST / standing.push.batch_size().max(1)) as usize;
+        let low = match self.has_more && self.hand.is_quick() {
+            true => most.min(standing.width() * AHEAD) / 2,
+            false => 0,
+        };
+        self.hand.is_at_most(low) && (free > 0 || low > 0)
     }
 
     /// Claims what is to be sent next. [`Next::Again`]: there is something in hand, or may be soon.
@@ -191,27 +175,21 @@ impl Line {
             return self.ask(standing).await;
         }
         let claimed = self.claim(standing, events).await?;
+        let count: usize = claimed.slices.iter().map(|slice| slice.events.len()).sum();
+        // What is under way in order must not be claimed beside.
+        self.has_more = count >= events as usize && standing.subscription.policy.ordering == Ordering::None;
         if claimed.slices.is_empty() {
             return self.nothing(standing, &claimed).await;
         }
-        let good_until = self.shared.tram.clock().reading() + GOOD_FOR;
-        for batch in cut(claimed, standing.push.batch_size()) {
-            self.bucket.take(batch.events.len() as u32);
-            self.hand.push_back(Held { batch, good_until });
-        }
+        self.bucket.take(count as u32);
+        self.hand.add(cut(claimed, standing.push.batch_size()), self.shared.tram.clock().reading());
         Ok(Next::Again)
     }
 
     /// How many events to claim now.
     async fn wanted(&mut self, standing: &Standing, free: usize) -> Result<Go> {
         let clock = self.shared.tram.clock();
-        let size = standing.push.batch_size();
-        // Where there is no order, one claim is for several requests, and some more if the receiver is quick. Else what one
-        // claim takes must not be under way twice.
-        let unordered = standing.subscription.policy.ordering == Ordering::None;
-        let ahead = if self.is_quick { standing.width() * AHEAD } else { 0 };
-        let batches = if unordered { (free + ahead) as u32 } else { 1 };
-        let most = size.saturating_mul(batches).min(MOST.max(size));
+        let most = self.most(standing, free);
         let room = match self.bucket.allowance(standing.push.rate, most, clock.reading()) {
             Ok(events) => events,
             Err(reading) => return Ok(Go::At(reading)),
@@ -222,6 +200,20 @@ impl Line {
         let gather = Gather { subscription: standing.subscription.id, events: most, now: clock.now() };
         let gathered = self.shared.tram.store().gather(gather).await?;
         Ok(decide(&gathered, standing, room, clock))
+    }
+
+    /// How many events one claim may take. Where there is no order, it is for several requests, and some more if the receiver is
+    /// quick. Else what one claim takes must not be under way twice.
+    fn most(&self, standing: &Standing, free: usize) -> u32 {
+        let size = standing.push.batch_size();
+        if standing.subscription.policy.ordering != Ordering::None {
+            return size;
+        }
+        let ahead = if self.hand.is_quick() { standing.width() * AHEAD } else { 0 };
+        let batches = (free + ahead).saturating_sub(self.hand.len()).max(1) as u32;
+        let most = size.saturating_mul(batches).min(MOST.max(size));
+        // Whole slices where possible: taking a part of one costs another row.
+        if size == 1 && most > Mask::CAPACITY { most - most % Mask::CAPACITY } else { most }
     }
 
     /// Waits for room for a request. `None`: stopped meanwhile.
@@ -244,7 +236,10 @@ impl Line {
     }
 
     /// Nothing could be claimed: a rule stops it, a lane is taken, a back-fill goes on.
-    async fn nothing(&self, standing: &Standing, claimed: &Claimed) -> Result<Next> {
+    async fn nothing(&mut self, standing: &Standing, claimed: &Claimed) -> Result<Next> {
+        if let Some(rule) = claimed.stopped_by {
+            self.stopped = Some(Stopped { rule, at: claimed.now });
+        }
         if claimed.backfilling && claimed.stopped_by.is_none() {
             let more = self.shared.tram.store().backfill(standing.subscription.id).await?;
             return Ok(if more { Next::Again } else { Next::Wait });
@@ -257,50 +252,31 @@ impl Line {
         })
     }
 
-    /// Sends as many batches from the hand as there is room for: for one, and for others as long as nobody has to wait.
+    /// Starts senders: one, and others as long as nobody has to wait for room.
     fn send(&mut self, standing: &Standing, free: usize, room: OwnedSemaphorePermit) {
         let mut room = Some(room);
         for _ in 0..free {
-            let permit = room.take().or_else(|| self.shared.requests.clone().try_acquire_owned().ok());
-            let Some(permit) = permit else { return };
-            let Some(held) = self.hand.pop_front() else { return };
-            let (shared, scribe, standing) = (self.shared.clone(), self.scribe.clone(), standing.clone());
-            let place = UnderWay::enter(&self.under_way);
-            self.sending.spawn(async move {
-                let (judged, attempt) = send::send(&shared, &standing, &held.batch).await;
-                let latency = attempt.latency;
-                drop(permit);
-                // Where there is order, or something went wrong, what follows waits until this is written back; else the next
-                // one goes at once.
-                let waits = standing.subscription.policy.is_ordered() || judged.verdict != Verdict::Delivered;
-                let place = Some(place).filter(|_| waits);
-                scribe.report(held.batch, judged, attempt).await;
-                drop(place);
-                latency
-            });
+            let room = room.take().or_else(|| self.shared.requests.clone().try_acquire_owned().ok());
+            let Some(room) = room else { return };
+            let Some(batch) = self.hand.take(self.shared.tram.clock().reading()) else { return };
+            let sender = Sender {
+                shared: self.shared.clone(),
+                hand: self.hand.clone(),
+                scribe: self.scribe.clone(),
+                standing: standing.clone(),
+                news: self.standing.clone(),
+                stopped: self.stopped,
+                room,
+            };
+            self.senders.spawn(sender.run(batch));
         }
     }
 
     /// Gives claimed batches back that are not to be sent.
-    async fn give_back(&mut self, unwanted: impl Fn(&Held) -> bool) {
-        let (back, kept): (Vec<Held>, VecDeque<Held>) = {
-            let (back, kept): (Vec<Held>, Vec<Held>) = self.hand.drain(..).partition(unwanted);
-            (back, kept.into())
-        };
-        self.hand = kept;
-        let leases: BTreeSet<Lease> = back.into_iter().flat_map(|held| held.batch.leases).collect();
-        if leases.is_empty() {
-            return;
+    async fn give_back(&self, batches: Vec<Batch>) {
+        if !batches.is_empty() {
+            self.scribe.written(self.scribe.give_back(batches)).await;
         }
-        let id = self.standing.borrow().subscription.id;
-        if let Err(error) = self.shared.tram.release(id, leases.into_iter().collect()).await {
-            tracing::debug!(error = %error, "batches that were not sent wait for the end of their lease");
-        }
-    }
-
-    /// Learns from a request that ended how quick the receiver is.
-    fn pace(&mut self, latency: Option<Duration>) {
-        self.is_quick = latency.is_some_and(|latency| latency < QUICK);
     }
 
     /// Asks the receiver whether it wants events.
@@ -315,7 +291,13 @@ impl Line {
                 let health = tram.store().steer_push(steer).await?;
                 self.scribe.learn(health, standing.time(tram.clock()));
             }
-            Err(attempt) => self.scribe.note(*attempt).await,
+            Err(attempt) => {
+                self.scribe.written(self.scribe.note(*attempt)).await;
+                if self.standing.borrow().closed_until(self.shared.tram.clock()).is_none() {
+                    // It could not be written down, so that nothing says when to ask again.
+                    return Err(Error::unavailable("a refusal was not recorded", "wait for the store"));
+                }
+            }
         }
         Ok(Next::Again)
     }

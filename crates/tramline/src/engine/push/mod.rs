@@ -1,19 +1,21 @@
 //! Push: sends the events of push subscriptions to their callbacks.
 //!
 //! - `standing`: what is known of a subscription: its policy, its health, its opened secrets
-//! - `line`: one subscription: waits for a batch, claims it, sends it
+//! - `line`: one subscription: waits for a batch, claims it, has it sent
 //! - `gather`: when a batch goes
-//! - `batch`: claimed events, cut into batches
-//! - `send`: one request, and the handshake before the first
+//! - `batch`: claimed events, cut into batches; `hand`: those that wait to be sent
+//! - `sender`: sends one batch after the other; `send`: one request, and the handshake before the first
 //! - `control`: steering and looking, for users
 //! - `scribe`: writes outcomes and attempts back, many at once
 
 mod batch;
 mod control;
 mod gather;
+mod hand;
 mod line;
 mod scribe;
 mod send;
+mod sender;
 mod standing;
 
 pub use control::Replayed;
@@ -34,7 +36,7 @@ use standing::Standing;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -60,6 +62,8 @@ struct Shared {
     keyring: Keyring,
     /// Room for requests, over all subscriptions.
     requests: Arc<Semaphore>,
+    /// Good news is written down by one line at a time.
+    recording: Mutex<()>,
 }
 
 /// What each line had learned by itself when the board was asked for.
@@ -77,7 +81,8 @@ impl Tramline {
     /// way at once.
     pub fn pusher(&self, client: Client, keyring: Keyring, requests: usize) -> Pusher {
         let requests = Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS)));
-        Pusher { shared: Arc::new(Shared { tram: self.clone(), client, keyring, requests }) }
+        let recording = Mutex::default();
+        Pusher { shared: Arc::new(Shared { tram: self.clone(), client, keyring, requests, recording }) }
     }
 }
 
@@ -87,13 +92,16 @@ impl Pusher {
     pub async fn run(self, shutdown: Shutdown) {
         let mut lines: HashMap<SubscriptionId, Running> = HashMap::new();
         let mut outage = Outage::new("looking for push subscriptions");
+        // Whoever drops this future stops the lines as well.
+        let stop = CancellationToken::new();
+        let _dropped = stop.clone().drop_guard();
         let (tram, clock) = (&self.shared.tram, self.shared.tram.clock());
         while !shutdown.is_started() {
             let seen: Seen = lines.iter().map(|(id, line)| (*id, line.standing.borrow().learned)).collect();
             match tram.store().push_board(clock.now()).await {
                 Ok(board) => {
                     outage.over();
-                    self.follow(&mut lines, board, &seen, &shutdown);
+                    self.follow(&mut lines, board, &seen, &stop, shutdown.grace());
                 }
                 Err(error) => outage.wait(clock, &error).await,
             }
@@ -104,7 +112,7 @@ impl Pusher {
             }
         }
         // All are told before one is waited for: else those at the end would go on sending, and the grace of each would add up.
-        lines.values().for_each(|line| line.stop.cancel());
+        stop.cancel();
         for line in lines.into_values() {
             let _ = line.task.await;
         }
@@ -116,7 +124,8 @@ impl Pusher {
         lines: &mut HashMap<SubscriptionId, Running>,
         board: Vec<PushEntry>,
         seen: &Seen,
-        shutdown: &Shutdown,
+        stop: &CancellationToken,
+        grace: Duration,
     ) {
         lines.retain(|id, line| {
             let goes_on = board.iter().any(|entry| entry.subscription.id == *id) && !line.task.is_finished();
@@ -133,18 +142,17 @@ impl Pusher {
             match lines.get(&id) {
                 Some(line) => standing.tell(due, seen.get(&id).copied().unwrap_or_default(), &line.standing),
                 None => {
-                    lines.insert(id, self.start(standing, shutdown));
+                    lines.insert(id, self.start(standing, stop.child_token(), grace));
                 }
             }
         }
     }
 
-    fn start(&self, standing: Standing, shutdown: &Shutdown) -> Running {
+    fn start(&self, standing: Standing, stop: CancellationToken, grace: Duration) -> Running {
         let standing = Arc::new(watch::Sender::new(standing));
-        let stop = CancellationToken::new();
         let scribe = Arc::new(Scribe::new(self.shared.clone(), standing.clone()));
         let line = Line::new(self.shared.clone(), standing.subscribe(), scribe);
-        let task = tokio::spawn(line.run(stop.clone(), shutdown.grace()));
+        let task = tokio::spawn(line.run(stop.clone(), grace));
         Running { standing, stop, task }
     }
 }

@@ -3,14 +3,17 @@
 use super::Shared;
 use super::batch::Batch;
 use super::standing::Standing;
+use crate::engine::trace::{self, Ended, Settling, Stopped, Traces};
+use crate::model::event::Headers;
 use crate::model::health::{Attempt, Verdict, excerpt};
 use crate::model::id::EventId;
 use crate::model::time::Time;
-use crate::push::{Answer, Judged, Request, all_failed, judge, sign, write};
+use crate::push::{Answer, Judged, Request, Sending, all_failed, judge, sign, write};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
+use tracing::{Instrument, Span};
 
 /// How a receiver is asked whether it wants events, after the specification of CloudEvents webhooks.
 const ORIGIN: HeaderName = HeaderName::from_static("webhook-request-origin");
@@ -18,12 +21,27 @@ const ALLOWED: HeaderName = HeaderName::from_static("webhook-allowed-origin");
 /// Who asks.
 const NAME: &str = "tramline";
 
+/// What came of a batch.
+pub(super) struct Came {
+    pub(super) judged: Judged,
+    pub(super) attempt: Attempt,
+    /// That its outcomes are being written back is seen until these are dropped.
+    pub(super) spans: Settling,
+}
+
 /// Sends a batch, and says what came of it.
-pub(super) async fn send(shared: &Shared, standing: &Standing, batch: &Batch) -> (Judged, Attempt) {
+pub(super) async fn send(
+    shared: &Shared,
+    standing: &Standing,
+    batch: &Batch,
+    stopped: Option<Stopped>,
+) -> Came {
     let at = standing.time(shared.tram.clock());
-    let (judged, latency) = match request(standing, batch, at) {
+    let traces = shared.tram.traces();
+    let (span, context) = trace::push(traces, &standing.subscription.name, &batch.events, stopped);
+    let (judged, latency) = match request(standing, batch, at, &context) {
         Ok(request) => {
-            let answer = shared.client.post(request).await;
+            let answer = shared.client.post(request).instrument(span.clone()).await;
             (judge(&answer, standing.push.format, &batch.events), answer.latency)
         }
         Err(error) => (impossible(&error, batch), Duration::ZERO),
@@ -41,7 +59,26 @@ pub(super) async fn send(shared: &Shared, standing: &Standing, batch: &Batch) ->
         excerpt: judged.excerpt.clone(),
         retry_after: judged.retry_after,
     };
-    (judged, attempt)
+    trace::pushed(&span, &batch.events, &attempt);
+    let spans = settling(traces, standing, batch, &judged, &span);
+    Came { judged, attempt, spans }
+}
+
+fn settling(
+    traces: &dyn Traces,
+    standing: &Standing,
+    batch: &Batch,
+    judged: &Judged,
+    span: &Span,
+) -> Settling {
+    let mut settling = Settling::default();
+    for (Sending { event, attempt, .. }, outcome) in batch.events.iter().zip(&judged.outcomes) {
+        if let Some(trail) = trace::trail(traces, span, event) {
+            let ended = Ended { event, attempt: *attempt, outcome };
+            settling.begin(traces, &standing.subscription, trail, ended);
+        }
+    }
+    settling
 }
 
 /// What cannot even be sent counts like what was not taken: somebody has to see to it.
@@ -55,12 +92,17 @@ fn impossible(error: &str, batch: &Batch) -> Judged {
     }
 }
 
-fn request(standing: &Standing, batch: &Batch, at: Time) -> Result<Request, String> {
+fn request(standing: &Standing, batch: &Batch, at: Time, context: &Headers) -> Result<Request, String> {
     let (push, id) = (&standing.push, batch.id());
     let target = standing.target.as_ref().as_ref().map_err(Clone::clone)?;
     let written = write(push.format, &standing.subscription.name, &id, &batch.events);
     let mut headers = target.headers.clone();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(written.content_type));
+    for (name, value) in context {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            headers.insert(name, value);
+        }
+    }
     if !target.secrets.is_empty() {
         headers.extend(sign(&target.secrets, &id, at, &written.body).map_err(|error| error.to_string())?);
     }

@@ -1,18 +1,18 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
 use super::erase;
+use super::rules;
 use super::session::{Session, VERSION};
-use super::sql::{Columns, insert, join, list, maybe, maybe_text, overwrite, text};
+use super::sql::{Columns, insert, maybe_text, paired, text};
 use crate::error::{Error, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::lane::{self, DEFAULT_LANES};
 use crate::model::name;
-use crate::model::rule::{AuditEntry, Rule, RuleKind};
 use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::{Time, millis};
 use crate::store::catalog::{Catalog, still_left};
 use crate::store::deleted::{Deleted, lanes_of};
-use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
+use crate::store::verbs::{PutSubscription, PutTopic};
 use sqlx::mysql::MySqlRow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -75,6 +75,11 @@ fn changed(session: &mut Session<'_>) {
     session.write("UPDATE tramline_meta SET value = value + 1 WHERE name = 'catalog'");
 }
 
+/// Waits for other changes of the catalogue, and keeps them away until the transaction ends.
+pub(super) async fn lock_catalog(session: &mut Session<'_>) -> Result<()> {
+    session.rows("SELECT value FROM tramline_meta WHERE name = 'catalog' FOR UPDATE").await.map(|_| ())
+}
+
 /// Keeps emits away from topics until the transaction ends; waits for those under way. Sorted, so that two changes
 /// never wait in a circle. New emits queue behind a waiting change, so it must not wait long: see [`super::SETUP`].
 pub(super) async fn lock_topics(session: &mut Session<'_>, topics: &BTreeSet<TopicId>) -> Result<()> {
@@ -82,9 +87,8 @@ pub(super) async fn lock_topics(session: &mut Session<'_>, topics: &BTreeSet<Top
         return Ok(());
     }
     let sql = format!(
-        "SELECT id FROM tramline_gate WHERE kind = 0 AND id IN ({}) AND side IN (0, 1) \
-         ORDER BY kind, id, side FOR UPDATE",
-        list(topics.iter().map(|topic| topic.0))
+        "SELECT g.id FROM {} STRAIGHT_JOIN tramline_gate g ON g.kind = 0 AND g.id = n.a AND g.side = n.b FOR UPDATE",
+        paired(topics.iter().flat_map(|topic| [(topic.0, 0), (topic.0, 1)]))
     );
     session.rows(sql).await.map(|_| ())
 }
@@ -194,7 +198,10 @@ pub(super) async fn put_subscription(
     }
     changed(session);
     let topics = wanted.into_iter().map(Arc::from).collect();
-    Ok(Subscription { id, name: put.name.as_str().into(), topics, policy: put.policy.clone(), created_at })
+    let name = put.name.as_str().into();
+    let subscription = Subscription { id, name, topics, policy: put.policy.clone(), created_at };
+    rules::resolve(session, &subscription).await?;
+    Ok(subscription)
 }
 
 async fn write_subscription(
@@ -279,9 +286,21 @@ fn leave_topic(session: &mut Session<'_>, id: SubscriptionId, topic: TopicId) {
 pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     lock_subscription(session, id).await?;
+    // Or a rule by pattern could be written for it meanwhile.
+    lock_catalog(session).await?;
     erase::mark(session, Deleted::Subscription(id));
-    let tables =
-        ["lane", "rule", "audit", "remote", "push", "attempt", "drop", "drop_total", "subscription_topic"];
+    let tables = [
+        "lane",
+        "rule",
+        "audit",
+        "remote",
+        "push",
+        "attempt",
+        "drop",
+        "drop_total",
+        "limit",
+        "subscription_topic",
+    ];
     for table in tables {
         session.write(format!("DELETE FROM tramline_{table} WHERE subscription = {}", id.0));
     }
@@ -289,65 +308,4 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
     session.write(format!("DELETE FROM tramline_gate WHERE kind = 1 AND id = {}", id.0));
     changed(session);
     Ok(())
-}
-
-pub(super) async fn rules(session: &mut Session<'_>, id: SubscriptionId) -> Result<Vec<Rule>> {
-    let sql = format!(
-        "SELECT kind, `by`, reason, since, until FROM tramline_rule \
-         WHERE subscription = {} AND (until IS NULL OR until > {}) ORDER BY kind",
-        id.0, session.now.0
-    );
-    let rule = |row: &MySqlRow| {
-        Ok(Rule {
-            kind: RuleKind::parse(&row.text(0)?).unwrap_or(RuleKind::Block),
-            by: row.text(1)?,
-            reason: row.text(2)?,
-            since: row.time(3)?,
-            until: row.maybe_int(4)?.map(Time),
-        })
-    };
-    session.rows(sql).await?.iter().map(rule).collect()
-}
-
-pub(super) async fn set_rule(session: &mut Session<'_>, set: &SetRule) -> Result<()> {
-    session.catalog.require_subscription(set.subscription)?;
-    let (id, kind) = (set.subscription.0, text(set.kind.as_str()));
-    let (by, reason, now) = (text(&set.by), text(&set.reason), session.now.0);
-    match set.until {
-        None => {
-            session.write(format!("DELETE FROM tramline_rule WHERE subscription = {id} AND kind = {kind}"))
-        }
-        Some(end) => {
-            let until = maybe(match end {
-                RuleEnd::Open => None,
-                RuleEnd::At(time) => Some(time.0),
-            });
-            session.write(format!(
-                "INSERT INTO tramline_rule (subscription, kind, `by`, reason, since, until) \
-                 VALUES ({id}, {kind}, {by}, {reason}, {now}, {until}){}",
-                overwrite(&["`by`", "reason", "until"])
-            ));
-        }
-    }
-    let values = [id.to_string(), now.to_string(), by, text(set.action()), reason];
-    session.write(format!(
-        "INSERT INTO tramline_audit (subscription, at, `by`, action, reason) VALUES ({})",
-        join(values.into_iter())
-    ));
-    Ok(())
-}
-
-pub(super) async fn audit(
-    session: &mut Session<'_>,
-    id: SubscriptionId,
-    limit: u32,
-) -> Result<Vec<AuditEntry>> {
-    let sql = format!(
-        "SELECT at, `by`, action, reason FROM tramline_audit WHERE subscription = {} ORDER BY id DESC LIMIT {limit}",
-        id.0
-    );
-    let entry = |row: &MySqlRow| {
-        Ok(AuditEntry { at: row.time(0)?, by: row.text(1)?, action: row.text(2)?, reason: row.text(3)? })
-    };
-    session.rows(sql).await?.iter().map(entry).collect()
 }

@@ -3,6 +3,7 @@
 
 use super::MysqlStore;
 use super::compact::compact;
+use super::limit;
 use super::order;
 use super::rows::{SLICE, apply, chunk, chunks_sql, slices};
 use super::session::{Begin, Rows, Session};
@@ -18,9 +19,11 @@ use crate::model::time::Time;
 use crate::plan::Changes;
 use crate::plan::claim::{Taker, take};
 use crate::plan::expire::expire;
+use crate::plan::limit::Crowd;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
+use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Suspects};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +39,7 @@ pub(super) struct Outlook {
     pub(super) expired: bool,
     /// There are suspects.
     pub(super) suspects: bool,
-    stopped_by: Option<RuleKind>,
+    stop: Option<Stop>,
 }
 
 impl MysqlStore {
@@ -60,14 +63,14 @@ impl MysqlStore {
         begin: &Begin,
     ) -> Result<(RawClaim, Arc<Catalog>)> {
         let known = self.common.cache.get();
-        let known = known.require_subscription(claim.subscription).ok();
-        let ordered = known.is_some_and(|subscription| subscription.policy.is_ordered());
-        let first = first_reads(claim, ordered);
+        let known = known.require_subscription(claim.subscription);
+        let kind = known.as_ref().map_or(Kind::UNKNOWN, |known| Kind::of(&known.policy));
+        let first = first_reads(claim, kind);
         let (mut session, mut sets) = Session::reading(tx.conn(), &self.common, begin, first).await?;
         let catalog = session.catalog.clone();
         let policy = &catalog.require_subscription(claim.subscription)?.policy;
-        if policy.is_ordered() != ordered || sets.is_none() {
-            sets = Some(session.sets(first_reads(claim, policy.is_ordered())).await?);
+        if Kind::of(policy) != kind || sets.is_none() {
+            sets = Some(session.sets(first_reads(claim, Kind::of(policy))).await?);
         }
         let mut sets = sets.unwrap_or_default();
         let found = sets.split_off(OUTLOOK);
@@ -79,10 +82,29 @@ impl MysqlStore {
 /// How many statements an outlook is.
 const OUTLOOK: usize = 3;
 
-/// What a claim asks in its first round trip: what there is to look after, and what it may take.
-fn first_reads(claim: &Claim, ordered: bool) -> Vec<String> {
-    let mut reads = outlook_sql(claim.subscription, ordered);
-    reads.extend(work_reads(claim, ordered));
+/// What a claim's first round trip depends on.
+#[derive(Clone, Copy, PartialEq)]
+struct Kind {
+    ordered: bool,
+    limited: bool,
+}
+
+impl Kind {
+    /// Nothing is locked before it is known.
+    const UNKNOWN: Kind = Kind { ordered: false, limited: true };
+
+    fn of(policy: &Policy) -> Kind {
+        Kind { ordered: policy.is_ordered(), limited: !policy.limits.is_none() }
+    }
+}
+
+/// What a claim asks in its first round trip: what there is to look after, and what it may take. Under limits it locks nothing before
+/// it knows how much that is: whoever has its turn would pass over it.
+fn first_reads(claim: &Claim, kind: Kind) -> Vec<String> {
+    let mut reads = outlook_sql(claim.subscription, kind.ordered);
+    if !kind.limited {
+        reads.extend(work_reads(claim, kind.ordered));
+    }
     reads
 }
 
@@ -116,7 +138,7 @@ fn outlook_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> Vec<String>
              WHERE subscription = {id} AND backfill_next <= backfill_until"
         ),
         format!(
-            "SELECT kind FROM tramline_rule WHERE subscription = {id} AND (until IS NULL OR until > @tramline_now)"
+            "SELECT kind, until FROM tramline_rule WHERE subscription = {id} AND (until IS NULL OR until > @tramline_now)"
         ),
     ]
 }
@@ -134,13 +156,14 @@ impl Outlook {
         if let Some(first) = backfills.values().min().copied() {
             backfills.insert(LaneId::WHOLE.topic(), first);
         }
-        let mut stopped_by = None;
+        let mut rules = Vec::new();
         for row in &sets[2] {
-            // A block before a pause.
-            stopped_by = stopped_by.max(RuleKind::parse(&row.text(0)?));
+            let kind = RuleKind::parse(&row.text(0)?).unwrap_or(RuleKind::Block);
+            rules.push((kind, row.maybe_int(1)?.map(Time)));
         }
+        let stop = Stop::of(rules.into_iter());
         let flag = |at| sets[0].first().map_or(Ok(false), |row| row.flag(at));
-        Ok(Outlook { backfills, expired: flag(0)?, suspects: flag(1)?, stopped_by })
+        Ok(Outlook { backfills, expired: flag(0)?, suspects: flag(1)?, stop })
     }
 }
 
@@ -149,36 +172,18 @@ async fn take_all(
     claim: &Claim,
     policy: &Policy,
     outlook: Outlook,
-    mut found: Vec<Rows>,
+    found: Vec<Rows>,
 ) -> Result<RawClaim> {
-    let mut raw = RawClaim { now: session.now, stopped_by: outlook.stopped_by, ..RawClaim::default() };
-    if raw.stopped_by.is_some() {
+    let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
+    if let Some(stop) = outlook.stop {
         session.commit(Vec::new()).await?;
-        return Ok(raw);
+        return Ok(raw.stopped(stop));
     }
     raw.backfilling = !outlook.backfills.is_empty();
-    let mut later = None;
-    for round in 0..ROUNDS {
-        if round > 0 {
-            found = session.sets(work_reads(claim, policy.is_ordered())).await?;
-        }
-        let found = std::mem::take(&mut found);
-        let mut taker = Taker::new(claim, policy, session.now);
-        raw.until = taker.until;
-        raw.next_due = None;
-        later = if policy.is_ordered() {
-            order::claim(session, claim, policy, &outlook, found, &mut taker, &mut raw).await?
-        } else {
-            unordered(session, claim, policy, &outlook, found, &mut taker, &mut raw).await?
-        };
-        let gave_way = policy.compact && compact(session, claim.subscription, &mut raw).await?;
-        if gave_way {
-            raw.next_due = Some(session.now);
-        }
-        if !gave_way || !raw.slices.is_empty() {
-            break;
-        }
-    }
+    let later = match policy.limits.is_none() {
+        true => take_rounds(session, claim, policy, &outlook, None, Some(found), &mut raw).await?,
+        false => take_limited(session, claim, policy, outlook, &mut raw).await?,
+    };
     raw.news = session.finish().await?;
     // What was taken is read in the round trip that takes it.
     let mut last: Vec<String> = later.into_iter().collect();
@@ -196,31 +201,135 @@ async fn take_all(
     Ok(raw)
 }
 
-/// Gives the statement that says when something becomes due, if that matters.
-async fn unordered(
+/// Takes no more than the limits of the subscription allow. Gives the statement that says when something becomes due, if that
+/// matters.
+async fn take_limited(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    mut outlook: Outlook,
+    raw: &mut RawClaim,
+) -> Result<Option<String>> {
+    let mut limit = limit::lay(session, claim, policy, &mut outlook).await?;
+    let mut later = None;
+    if !limit.is_reached() {
+        let clipped = limit.clip(claim);
+        let crowd = limit.crowd.as_mut();
+        later = take_rounds(session, &clipped, policy, &outlook, crowd, None, raw).await?;
+    }
+    if let Some(starts) = limit.end(raw) {
+        limit::keep(session, claim.subscription, &starts);
+    }
+    if raw.limited {
+        later = raw.next_due.is_none().then(|| match policy.is_ordered() {
+            true => order::next_due_sql(claim.subscription),
+            false => next_due_sql(claim.subscription),
+        });
+    }
+    Ok(later)
+}
+
+/// `found`: what was read already. Gives the statement that says when something becomes due, if that matters.
+async fn take_rounds(
     session: &mut Session<'_>,
     claim: &Claim,
     policy: &Policy,
     outlook: &Outlook,
+    mut crowd: Option<&mut Crowd>,
+    mut found: Option<Vec<Rows>>,
+    raw: &mut RawClaim,
+) -> Result<Option<String>> {
+    let mut later = None;
+    for _ in 0..ROUNDS {
+        let mut taker = Taker::new(claim, policy, session.now);
+        raw.until = taker.until;
+        raw.next_due = None;
+        later = if let Some(crowd) = crowd.as_deref_mut() {
+            by_key(session, Look { claim, policy, outlook }, crowd, &mut taker, raw).await?
+        } else {
+            let found = match found.take() {
+                Some(found) => found,
+                None => session.sets(work_reads(claim, policy.is_ordered())).await?,
+            };
+            match policy.is_ordered() {
+                true => order::claim(session, claim, policy, outlook, found, &mut taker, raw).await?,
+                false => {
+                    let look = Look { claim, policy, outlook };
+                    unordered(session, look, found, &mut taker, raw).await?
+                }
+            }
+        };
+        let gave_way = policy.compact && compact(session, claim.subscription, raw).await?;
+        if gave_way {
+            raw.next_due = Some(session.now);
+        }
+        if !gave_way || !raw.slices.is_empty() {
+            break;
+        }
+    }
+    Ok(later)
+}
+
+/// What a claim without order goes by.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    claim: &'a Claim,
+    policy: &'a Policy,
+    outlook: &'a Outlook,
+}
+
+impl Look<'_> {
+    /// The suspects that the claim may take one of, at most `many`.
+    async fn suspects(self, session: &mut Session<'_>, many: u32, raw: &mut RawClaim) -> Result<Vec<Slice>> {
+        let Look { claim, policy, outlook } = self;
+        let id = claim.subscription;
+        let mut suspects = outlook.suspects;
+        if outlook.expired {
+            suspects |= expire_leases(session, id, policy, &[State::Leased, State::Consumed]).await?.suspects;
+        }
+        raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
+        match suspects && claim.suspects == Suspects::TakeOne {
+            true => due(session, id, State::Suspect, many).await,
+            false => Ok(Vec::new()),
+        }
+    }
+}
+
+/// Where keys are limited. Gives the statement that says when something becomes due, if that matters.
+async fn by_key(
+    session: &mut Session<'_>,
+    look: Look<'_>,
+    crowd: &mut Crowd,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<Option<String>> {
+    let id = look.claim.subscription;
+    let suspects = look.suspects(session, EXPIRED, raw).await?;
+    limit::take_suspect(session, suspects, crowd, taker, raw).await?;
+    if !raw.slices.is_empty() {
+        return Ok(None);
+    }
+    limit::take_by_key(session, id, crowd, taker, raw).await?;
+    Ok((!taker.is_full()).then(|| next_due_sql(id)))
+}
+
+/// Gives the statement that says when something becomes due, if that matters.
+async fn unordered(
+    session: &mut Session<'_>,
+    look: Look<'_>,
     found: Vec<Rows>,
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<Option<String>> {
+    let Look { claim, outlook, .. } = look;
     let id = claim.subscription;
     let mut changes = Changes::default();
-    let mut suspects = outlook.suspects;
-    if outlook.expired {
-        suspects |= expire_leases(session, id, policy, &[State::Leased, State::Consumed]).await?.suspects;
+    let one = look.suspects(session, 1, raw).await?;
+    if !one.is_empty() {
+        raw.slices = take(one, taker, &mut changes);
+        apply(session, id, &changes);
+        return Ok(None);
     }
-    if suspects && claim.suspects == Suspects::TakeOne {
-        let one = due(session, id, State::Suspect, 1).await?;
-        if !one.is_empty() {
-            raw.slices = take(one, taker, &mut changes);
-            apply(session, id, &changes);
-            return Ok(None);
-        }
-    }
-    raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
     let mut limit = slices_wanted(claim.max_events, claim.single);
     let mut ready = match outlook.expired {
         // What a sender had is ready again, and was not yet when the claim began.
@@ -261,7 +370,12 @@ pub(super) fn due_sql(id: SubscriptionId, state: State, limit: u32) -> String {
     )
 }
 
-async fn due(session: &mut Session<'_>, id: SubscriptionId, state: State, limit: u32) -> Result<Vec<Slice>> {
+pub(super) async fn due(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    state: State,
+    limit: u32,
+) -> Result<Vec<Slice>> {
     slices(&session.rows(due_sql(id, state, limit)).await?)
 }
 
@@ -291,6 +405,24 @@ async fn expire_leases(
     apply(session, id, &changes);
     let suspects = changes.update.iter().any(|slice| slice.state == State::Suspect);
     Ok(Ended { count, suspects })
+}
+
+/// How often a claim looks for lanes whose lease has ended.
+const LAPSED: u32 = 64;
+
+/// Looks after every lease that has ended, but for those that somebody has locked.
+pub(super) async fn end_lapsed(session: &mut Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+    if policy.is_ordered() {
+        for _ in 0..LAPSED {
+            if !order::interrupt(session, id, policy).await? {
+                break;
+            }
+        }
+        return Ok(());
+    }
+    let states = [State::Leased, State::Consumed];
+    while expire_leases(session, id, policy, &states).await?.count as u32 >= EXPIRED {}
+    Ok(())
 }
 
 /// The subscriptions of these, at most once, with claims that have ended: one index probe per subscription and priority, and

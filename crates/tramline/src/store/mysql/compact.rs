@@ -134,7 +134,7 @@ async fn look(
         [
             format!(
                 "SELECT s.chunk, s.mask FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE s.chunk IN ({some}) \
-                 AND s.subscription = {id} AND s.state IN (0, 2, 3, 4)"
+                 AND s.subscription = {id} AND s.state IN (0, 2, 3, 4, 8)"
             ),
             format!("SELECT chunk, prevs FROM tramline_chunk WHERE chunk IN ({some})"),
         ]

@@ -1,7 +1,7 @@
 //! Records of what subscriptions will never see.
 
 use super::session::Session;
-use super::sql::{Columns, insert, list, text};
+use super::sql::{Columns, insert, numbered, text};
 use crate::error::Result;
 use crate::model::dropped::{DropReason, DropRecord};
 use crate::model::id::{EventId, SubscriptionId};
@@ -57,18 +57,33 @@ pub(super) async fn list_records(session: &mut Session<'_>, wanted: &ListDrops) 
          WHERE {of} AND {range} ORDER BY {order} LIMIT {}",
         wanted.limit
     );
-    let read = |row: &MySqlRow| {
-        Ok(DropRecord {
-            number: row.int(0)?,
-            subscription: SubscriptionId(row.int(1)?),
-            reason: reason(row, 2)?,
-            first: EventId(row.int(3)?),
-            last: EventId(row.int(4)?),
-            events: row.count(5)?,
-            at: row.time(6)?,
-        })
-    };
     session.rows(sql).await?.iter().map(read).collect()
+}
+
+/// The newest record that an event may be in.
+pub(super) async fn about(
+    session: &mut Session<'_>,
+    of: SubscriptionId,
+    event: EventId,
+) -> Result<Option<DropRecord>> {
+    let sql = format!(
+        "SELECT id, subscription, reason, first_id, last_id, events, at FROM tramline_drop \
+         WHERE subscription = {0} AND first_id <= {1} AND last_id >= {1} ORDER BY id DESC LIMIT 1",
+        of.0, event.0
+    );
+    session.rows(sql).await?.first().map(read).transpose()
+}
+
+fn read(row: &MySqlRow) -> Result<DropRecord> {
+    Ok(DropRecord {
+        number: row.int(0)?,
+        subscription: SubscriptionId(row.int(1)?),
+        reason: reason(row, 2)?,
+        first: EventId(row.int(3)?),
+        last: EventId(row.int(4)?),
+        events: row.count(5)?,
+        at: row.time(6)?,
+    })
 }
 
 fn reason(row: &MySqlRow, at: usize) -> Result<DropReason> {
@@ -103,8 +118,9 @@ pub(super) async fn expire(session: &mut Session<'_>, limit: u32) -> Result<()> 
     }
     // Found first, so that only what goes is locked.
     let lock = format!(
-        "SELECT id, subscription, reason, events FROM tramline_drop WHERE id IN ({}) ORDER BY id FOR UPDATE SKIP LOCKED",
-        list(found)
+        "SELECT d.id, d.subscription, d.reason, d.events FROM {} STRAIGHT_JOIN tramline_drop d ON d.id = n.a \
+         FOR UPDATE SKIP LOCKED",
+        numbered(found)
     );
     let mut gone = Vec::new();
     let mut sums: BTreeMap<(i64, String), i64> = BTreeMap::new();
@@ -112,7 +128,7 @@ pub(super) async fn expire(session: &mut Session<'_>, limit: u32) -> Result<()> 
         gone.push(row.int(0)?);
         *sums.entry((row.int(1)?, row.text(2)?)).or_default() += row.int(3)?;
     }
-    session.write(format!("DELETE FROM tramline_drop WHERE id IN ({})", list(gone)));
+    session.write(format!("DELETE d FROM {} STRAIGHT_JOIN tramline_drop d ON d.id = n.a", numbered(gone)));
     let rows = sums.iter().map(|((id, reason), events)| format!("({id},{},{events})", text(reason)));
     let head = "INSERT INTO tramline_drop_total (subscription, reason, events) VALUES ";
     let tail = " ON DUPLICATE KEY UPDATE events = events + VALUES(events)";

@@ -10,6 +10,7 @@ use crate::model::event::Event;
 use crate::model::id::{ChunkId, LaneId, TopicId};
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
+use crate::model::unique::check_unit;
 use crate::plan::emit::{ChunkPlan, EmitPlan, Numbers, SlicePlan};
 use crate::store::catalog::Catalog;
 use crate::store::emit::{Answers, Stored, TRIES, busy, families, named, needs_steps, restless};
@@ -171,6 +172,7 @@ impl MysqlStore {
         for event in &unit {
             event.check()?;
         }
+        check_unit(&unit)?;
         super::check_isolation(conn).await?;
         let units = [unit];
         for _ in 0..TRIES {
@@ -257,7 +259,8 @@ fn heads_sql(keys: &[(TopicId, Vec<&str>)], lock: &str) -> Vec<String> {
 /// Locks the keys of a plan in sorted order, and then draws numbers for its chunks.
 ///
 /// Keys are inserted with ON DUPLICATE KEY, which locks those that exist for good; INSERT IGNORE would only share them, and two that
-/// want more after that wait for each other for ever.
+/// want more after that wait for each other for ever. What is locked so is read without locks, or the server might wait for other
+/// keys of the topic on its way to these.
 pub(super) fn draw_sql(plan: &EmitPlan, common: &super::Common) -> Vec<String> {
     let head = "INSERT INTO tramline_head (topic, `key`, last_id) VALUES ";
     let rows = plan.heads.iter().map(|head| format!("({},{},0)", head.topic.0, text(&head.key)));
@@ -270,7 +273,7 @@ pub(super) fn draw_sql(plan: &EmitPlan, common: &super::Common) -> Vec<String> {
             None => keys.push((head.topic, vec![&head.key])),
         }
     }
-    sql.extend(heads_sql(&keys, " FOR UPDATE"));
+    sql.extend(heads_sql(&keys, ""));
     let numbers = vec!["(NULL)"; plan.chunks.len()].join(",");
     sql.extend([
         "SAVEPOINT tramline_draw".to_owned(),
@@ -288,6 +291,11 @@ pub(super) struct Drawn {
 }
 
 impl Drawn {
+    /// For a plan without events: all of them were there already.
+    pub(super) fn nothing() -> Drawn {
+        Drawn { stored: Stored { chunks: Vec::new(), heads: Vec::new() }, at: Time(0) }
+    }
+
     pub(super) fn read(plan: &EmitPlan, sets: &[Rows]) -> Result<Drawn> {
         let mut last: HashMap<(i64, String), i64> = HashMap::new();
         let (numbers, sets) = sets.split_last().ok_or_else(restless)?;

@@ -1,7 +1,8 @@
 //! Removes the rows of what was deleted, in steps.
 
+use super::failures;
 use super::lanes::lock;
-use super::rows::{SLICE, delete, slices, write_lanes};
+use super::rows::{SLICE, delete, delete_chunks, slices, slices_sql, write_lanes};
 use super::session::{Ended, Session};
 use super::sql::{Columns, list};
 use crate::error::Result;
@@ -118,7 +119,7 @@ async fn erase_each(session: &mut Session<'_>, first: &str, busy: Busy, limit: u
 /// Gives how many rows went: fewer than `limit` only if there are no more.
 async fn erase_topic(session: &mut Session<'_>, topic: TopicId, limit: i64) -> Result<i64> {
     let mut gone = erase_chunks(session, topic, limit).await?;
-    for table in ["tramline_head", "tramline_idempotency"] {
+    for table in ["tramline_head", "tramline_idempotency", "tramline_unique"] {
         let left = (limit - gone).max(0);
         gone += session.count(format!("DELETE FROM {table} WHERE topic = {} LIMIT {left}", topic.0)).await?
             as i64;
@@ -136,7 +137,8 @@ async fn erase_chunks(session: &mut Session<'_>, topic: TopicId, limit: i64) -> 
     let weights: Vec<i64> = rows.iter().map(|row| row.int(1)).collect::<Result<_>>()?;
     let count = within_a_step(weights.into_iter());
     let chunks: Vec<i64> = rows[..count].iter().map(|row| row.int(0)).collect::<Result<_>>()?;
-    session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(chunks)));
+    failures::forget(session, &chunks);
+    delete_chunks(session, chunks);
     // What was too heavy for this step is for the next one.
     Ok(if count < rows.len() { limit } else { count as i64 })
 }
@@ -167,14 +169,11 @@ async fn erase_left(
     );
     let rows = session.rows(sql).await?;
     let chunks: Vec<i64> = rows.iter().map(|row| row.int(0)).collect::<Result<_>>()?;
-    let which = format!("s.chunk IN ({}) AND s.subscription = {}", list(chunks.iter().copied()), id.0);
     let lock = match busy {
         Busy::PassOver => "FOR UPDATE SKIP LOCKED",
         Busy::WaitFor => "FOR UPDATE",
     };
-    let sql = format!(
-        "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE {which} ORDER BY s.chunk, s.id {lock}"
-    );
+    let sql = slices_sql(&format!("s.subscription = {}", id.0), chunks.iter().copied(), lock);
     let mut line = lock_line(session, id).await?;
     let found = slices(&session.rows(sql).await?)?;
     erase_slices(session, &found);
@@ -183,7 +182,11 @@ async fn erase_left(
         view.let_go();
         write_lanes(session, &[&view.lane]);
     }
-    let sql = format!("SELECT MIN(s.chunk) FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE {which}");
+    let sql = format!(
+        "SELECT MIN(s.chunk) FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE s.chunk IN ({}) AND s.subscription = {}",
+        list(chunks.iter().copied()),
+        id.0
+    );
     if let Some(locked) = session.rows(sql).await?.first().map_or(Ok(None), |row| row.maybe_int(0))? {
         return Ok((limit, locked));
     }

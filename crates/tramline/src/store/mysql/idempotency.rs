@@ -1,18 +1,21 @@
-//! Emits that need more than one step: those with an idempotency key, where the same key gives the first receipt, and those in
-//! tallies.
+//! Emits that need more than one step: those with an idempotency key, where the same key gives the first receipt, those in tallies,
+//! and those of unique events.
 
 use super::MysqlStore;
 use super::emit::{Drawn, draw_sql, share_topics, write};
+use super::mend::cancel;
 use super::session::{Begin, Session, VERSION};
 use super::sql::{Columns, LIST, bytes, insert, overwrite, text, texts};
 use super::tally::place::place;
+use super::unique;
 use crate::error::{Error, Result};
 use crate::model::event::Event;
 use crate::model::id::TopicId;
 use crate::model::time::Time;
 use crate::store::emit::{TRIES, Units, restless};
 use crate::store::idempotency::{self, Entry};
-use crate::store::verbs::Emission;
+use crate::store::unique::{Sifted, Standings, entries as unique_entries, names, waves};
+use crate::store::verbs::{Cancel, Emission};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -20,7 +23,7 @@ use std::sync::Arc;
 type Known = BTreeMap<(TopicId, String), (Vec<u8>, String)>;
 
 impl MysqlStore {
-    /// A group of units with idempotency keys or in tallies, in one transaction.
+    /// A group of units that need more than one step, in one transaction.
     pub(super) async fn emit_by_steps(
         &self,
         units: &[Vec<Event>],
@@ -61,8 +64,28 @@ impl MysqlStore {
         Ok(answers)
     }
 
-    /// Locks topics, then idempotency keys, then tallies, then everything else. `None` when the catalogue has changed.
+    /// Units in which a unique key comes twice go one after the other. `None` when the catalogue has changed.
     pub(super) async fn emit_by_steps_in(
+        &self,
+        session: &mut Session<'_>,
+        units: &[Vec<Event>],
+    ) -> Result<Option<Vec<Result<Emission>>>> {
+        let waves = waves(units);
+        if waves.len() == 1 {
+            return self.emit_wave(session, units).await;
+        }
+        let mut answers: BTreeMap<usize, Result<Emission>> = BTreeMap::new();
+        for wave in waves {
+            let some: Units = wave.iter().map(|at| units[*at].clone()).collect();
+            let Some(answered) = self.emit_wave(session, &some).await? else { return Ok(None) };
+            answers.extend(wave.into_iter().zip(answered));
+        }
+        Ok(Some(answers.into_values().collect()))
+    }
+
+    /// Locks topics, then idempotency keys, then unique keys, then tallies, then everything else. `None` when the catalogue has
+    /// changed.
+    async fn emit_wave(
         &self,
         session: &mut Session<'_>,
         units: &[Vec<Event>],
@@ -99,21 +122,39 @@ impl MysqlStore {
             }
         }
         let mut new: Units = fresh.iter().map(|at| units[*at].clone()).collect();
+        let names = names(new.iter().flatten(), &catalog);
+        let standings = match names.is_empty() {
+            true => Standings::new(),
+            false => unique::standings(session, &names).await?,
+        };
+        let mut sifted = Sifted::new(&mut new, &standings, &catalog, session.now);
         let mut refused: BTreeMap<usize, Error> = BTreeMap::new();
         for (at, error) in place(session, &mut new).await?.refused.into_iter().rev() {
             new.remove(at);
+            sifted.remove(at);
             refused.insert(fresh.remove(at), error);
         }
         give_back(session, refused.keys().filter_map(|at| entries[*at].as_ref()));
+        for id in sifted.replaced() {
+            cancel(session, &Cancel { id, now: None }).await?;
+        }
         let mut emissions = Vec::new();
         if !new.is_empty() {
             // The topics are locked: what the plan was made from is still so.
             let Some(plan) = self.plan(&new, &catalog) else { return Ok(None) };
-            let sets = session.sets(draw_sql(&plan, &self.common)).await?;
+            let drawn = match plan.chunks.is_empty() {
+                true => Drawn::nothing(),
+                false => Drawn::read(&plan, &session.sets(draw_sql(&plan, &self.common)).await?)?,
+            };
             let now = Some(session.now);
-            let stored = write(session, &plan, Drawn::read(&plan, &sets)?, now);
+            let stored = write(session, &plan, drawn, now);
             emissions = stored.emissions(&plan, new.len());
+            let entries = unique_entries(&new, &emissions, &catalog, session.now);
+            unique::keep(session, &entries);
+            sifted.complete(&mut emissions);
         }
+        // What gave way may have been an item of a tally.
+        session.finish().await?;
         write_receipts(session, fresh.iter().map(|at| entries[*at].as_ref()).zip(&emissions));
         let stored: BTreeMap<usize, Emission> = fresh.into_iter().zip(emissions).collect();
         let answer = |(at, entry): (usize, &Option<Entry>)| match (stored.get(&at), entry) {
@@ -156,7 +197,7 @@ fn take_keys_sql(session: &Session<'_>, entries: &[Option<Entry>]) -> Vec<String
         sql.extend(keys.chunks(LIST).map(|keys| {
             format!(
                 "SELECT topic, `key`, hash, receipt, expires_at FROM tramline_idempotency \
-                 WHERE topic = {} AND `key` IN ({}) FOR UPDATE",
+                 WHERE topic = {} AND `key` IN ({})",
                 topic.0,
                 texts(keys.iter().copied())
             )

@@ -2,7 +2,7 @@
 
 use super::rows::{LANE, SLICE, chunks, keys, lane, slices};
 use super::session::{Rows, Session};
-use super::sql::{Columns, LIST, list, text};
+use super::sql::{Columns, LIST, list, named, numbered};
 use crate::error::Result;
 use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
 use crate::model::slice::Slice;
@@ -28,10 +28,12 @@ pub(super) async fn leased(
 
 /// Locks lanes in sorted order, waiting for whoever has them.
 pub(super) fn lock_sql(id: SubscriptionId, lanes: impl Iterator<Item = LaneId>, lock: &str) -> String {
+    let lanes: BTreeSet<i64> = lanes.map(|lane| lane.0).collect();
     format!(
-        "SELECT {LANE} FROM tramline_lane l WHERE l.subscription = {} AND l.lane IN ({}) ORDER BY l.subscription, l.lane {lock}",
-        id.0,
-        list(lanes.map(|lane| lane.0))
+        "SELECT {LANE} FROM {} STRAIGHT_JOIN tramline_lane l FORCE INDEX (PRIMARY) \
+         ON l.subscription = {} AND l.lane = n.a {lock}",
+        numbered(lanes),
+        id.0
     )
 }
 
@@ -107,12 +109,11 @@ pub(super) async fn load_marks(
     let mut sql = Vec::new();
     for (table, column) in [("tramline_parked", "blocked_by"), ("tramline_gap", "id")] {
         sql.extend(wanted.chunks(LIST).map(|some| {
-            let which: Vec<String> =
-                some.iter().map(|(lane, key)| format!("lane = {} AND `key` = {}", lane.0, text(key))).collect();
             format!(
-                "SELECT lane, `key`, {column} FROM {table} WHERE subscription = {} AND ({}) ORDER BY {column}",
-                id.0,
-                which.join(" OR ")
+                "SELECT m.lane, m.`key`, m.{column} FROM {} STRAIGHT_JOIN {table} m FORCE INDEX (PRIMARY) \
+                 ON m.subscription = {} AND m.lane = n.a AND m.`key` = n.b ORDER BY m.{column}",
+                named(some.iter().map(|(lane, key)| (lane.0, &**key))),
+                id.0
             )
         }));
     }

@@ -2,18 +2,23 @@
 
 use super::lanes::{load_keys, load_marks, lock};
 use super::look::slices_of;
-use super::rows::{SLICE, apply, chunks, slices, write_lanes};
+use super::rows::{apply, chunks, lock_chunks_sql, metas, slices, slices_sql, write_lanes};
 use super::session::Session;
 use super::sql::{Columns, list, text};
 use crate::error::Result;
-use crate::model::id::{EventId, LaneId, SubscriptionId};
+use crate::model::failure::Gone;
+use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
 use crate::model::lane::{self, Lane};
 use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
-use crate::plan::mend::{adopt as plan_adopt, by_chunk, find, hasten, remove, replay, resend as plan_resend};
+use crate::model::time::Time;
+use crate::plan::mend::{
+    adopt as plan_adopt, by_chunk, find, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+};
 use crate::plan::{Changes, LaneView};
-use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
+use crate::store::letters::{Chosen, old_dead, whole_chunks};
+use crate::store::verbs::{Adopt, Cancel, REVIVE_STEP, ReleaseParked, Resend, Revive, Revived, Which};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -41,14 +46,9 @@ impl Bench {
         let lanes: BTreeSet<LaneId> =
             seen.iter().filter(|s| s.subscription == id && s.is_ordered()).map(|slice| slice.lane).collect();
         let mut views = if lanes.is_empty() { BTreeMap::new() } else { lock(session, id, &lanes).await? };
-        let sql = format!(
-            "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE s.chunk IN ({}) AND s.subscription = {} \
-             AND s.state IN ({}) ORDER BY s.chunk, s.id FOR UPDATE",
-            list(chunks.iter().copied()),
-            id.0,
-            list(states.iter().map(|state| *state as i64))
-        );
-        let slices = slices(&session.rows(sql).await?)?;
+        let states = list(states.iter().map(|state| *state as i64));
+        let which = format!("s.subscription = {} AND s.state IN ({states})", id.0);
+        let slices = slices(&session.rows(slices_sql(&which, chunks.iter().copied(), "FOR UPDATE")).await?)?;
         load_keys(session, &mut views, &slices).await?;
         load_marks(session, &mut views, &slices).await?;
         Ok(Bench { id, views, slices, changes: Changes::default() })
@@ -61,44 +61,92 @@ impl Bench {
     }
 }
 
-pub(super) async fn revive(session: &mut Session<'_>, revive: &Revive) -> Result<u64> {
+pub(super) async fn revive(session: &mut Session<'_>, revive: &Revive) -> Result<Revived> {
     session.catalog.require_subscription(revive.subscription)?;
-    let (wanted, since) = match &revive.which {
-        Which::Ids(ids) => (Some(by_chunk(ids)), i64::MIN),
-        Which::All => (None, i64::MIN),
-        Which::Since(time) => (None, time.0),
+    let id = revive.subscription;
+    let (chunks, next) = match &revive.which {
+        Which::Ids(ids) => (by_chunk(ids).into_keys().map(|chunk| chunk.0).collect(), None),
+        _ => whole_chunks(buried_chunks(session, id, revive.after).await?, REVIVE_STEP as usize),
     };
-    let chunks: Vec<i64> = match &wanted {
-        Some(wanted) => wanted.keys().map(|chunk| chunk.0).collect(),
-        None => buried_chunks(session, revive.subscription, since).await?,
-    };
-    let mut bench = Bench::lay(session, revive.subscription, &chunks, &BURIED).await?;
-    let mut count = 0;
-    for slice in bench.slices.iter().filter(|slice| slice.due_at.0 >= since) {
-        let mask = match &wanted {
-            Some(wanted) => wanted.get(&slice.chunk).map_or(Mask::EMPTY, |wanted| slice.mask.and(*wanted)),
-            None => slice.mask,
-        };
-        if mask.is_empty() {
-            continue;
-        }
-        count += u64::from(mask.count());
-        match revive.how {
-            Revival::Replay => replay(slice, mask, session.now, &mut bench.changes),
-            Revival::Drop => remove(slice, mask, bench.views.get_mut(&slice.lane), &mut bench.changes),
+    let mut bench = Bench::lay(session, id, &chunks, &BURIED).await?;
+    let chosen = chosen(session, &revive.which, &chunks).await?;
+    let mut revived = Revived { count: 0, next, now: session.now };
+    let mut how = revive.how;
+    for slice in &bench.slices {
+        let mask = chosen.of(slice);
+        if !mask.is_empty() {
+            revived.count += u64::from(mask.count());
+            let view = bench.views.get_mut(&slice.lane);
+            plan_revive(slice, mask, &mut how, session.now, view, &mut bench.changes);
         }
     }
     bench.done(session);
-    Ok(count)
+    Ok(revived)
 }
 
-async fn buried_chunks(session: &mut Session<'_>, id: SubscriptionId, since: i64) -> Result<Vec<i64>> {
+async fn chosen(session: &mut Session<'_>, which: &Which, chunks: &[i64]) -> Result<Chosen> {
+    let letters = match (which, which.letters()) {
+        (Which::Ids(ids), _) => return Ok(Chosen::by_number(by_chunk(ids))),
+        (_, letters) => letters.unwrap_or_default(),
+    };
+    let asked = chunks.iter().filter(|_| letters.asks_for_events());
+    let rows = metas(session, asked.map(|chunk| ChunkId(*chunk))).await?;
+    Chosen::by_letters(letters, rows.values(), &session.catalog)
+}
+
+async fn buried_chunks(session: &mut Session<'_>, id: SubscriptionId, after: EventId) -> Result<Vec<i64>> {
     let sql = format!(
-        "SELECT DISTINCT s.chunk FROM tramline_slice s FORCE INDEX (tramline_slice_claim) \
-         WHERE s.subscription = {} AND s.state IN (5, 6) AND s.due_at >= {since}",
-        id.0
+        "SELECT s.chunk FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {} \
+         AND s.state IN (5, 6) AND s.chunk > {} ORDER BY s.chunk LIMIT {REVIVE_STEP}",
+        id.0,
+        after.chunk().0
     );
     session.rows(sql).await?.iter().map(|row| row.int(0)).collect()
+}
+
+/// Those of these subscriptions that have dead events which they have kept for long enough: of dead ones the claim index has the time
+/// of their death.
+pub(super) async fn with_old_dead(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
+    let catalog = session.catalog.clone();
+    let (ids, edges) = old_dead(&catalog, session.now);
+    let sql = |(id, edge): (&i64, &i64)| {
+        format!(
+            "SELECT {id} FROM DUAL WHERE EXISTS (SELECT 1 FROM tramline_slice FORCE INDEX (tramline_slice_claim) \
+             WHERE subscription = {id} AND state = 6 AND pos <= {edge})"
+        )
+    };
+    let sql: Vec<String> = ids.iter().zip(&edges).map(sql).collect();
+    if sql.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sets = session.sets(sql).await?;
+    sets.iter().flatten().map(|row| row.int(0).map(SubscriptionId)).collect()
+}
+
+/// Dead events that a subscription has kept for long enough go, those of `limit` rows at most. True if there may be more.
+pub(super) async fn expire_dead(session: &mut Session<'_>, id: SubscriptionId, limit: u32) -> Result<bool> {
+    let catalog = session.catalog.clone();
+    let Some(kept) = catalog.require_subscription(id)?.policy.dead_retention else { return Ok(false) };
+    let edge = session.now.before(kept);
+    let sql = format!(
+        "SELECT chunk FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {} AND state = 6 \
+         AND pos <= {} LIMIT {limit}",
+        id.0, edge.0
+    );
+    let rows = session.rows(sql).await?;
+    let chunks: BTreeSet<i64> = rows.iter().map(|row| row.int(0)).collect::<Result<_>>()?;
+    bury_old(session, id, &chunks.into_iter().collect::<Vec<_>>(), edge).await?;
+    Ok(rows.len() >= limit as usize)
+}
+
+async fn bury_old(session: &mut Session<'_>, id: SubscriptionId, chunks: &[i64], edge: Time) -> Result<()> {
+    let mut bench = Bench::lay(session, id, chunks, &[State::Dead]).await?;
+    for slice in bench.slices.iter().filter(|slice| slice.due_at <= edge) {
+        let view = bench.views.get_mut(&slice.lane);
+        remove(slice, slice.mask, Gone::Expired, view, &mut bench.changes);
+    }
+    bench.done(session);
+    Ok(())
 }
 
 pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<str>>> {
@@ -106,7 +154,7 @@ pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result
     let seen = slices_of(session, &[chunk]).await?;
     let catalog = session.catalog.clone();
     let mask = Mask::of(cancel.id.index());
-    let free = [State::Ready, State::Suspect, State::Waiting, State::Parked, State::Held];
+    let free = [State::Ready, State::Suspect, State::Waiting, State::Parked, State::Held, State::Crowded];
     let mut cancelled = Vec::new();
     for id in seen
         .iter()
@@ -118,7 +166,8 @@ pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result
         let Ok(subscription) = catalog.require_subscription(id) else { continue };
         let mut bench = Bench::lay(session, id, &[chunk], &free).await?;
         let Some(slice) = find(&bench.slices, cancel.id).cloned() else { continue };
-        remove(&slice, mask, bench.views.get_mut(&slice.lane), &mut bench.changes);
+        let view = bench.views.get_mut(&slice.lane);
+        remove(&slice, mask, Gone::Cancelled, view, &mut bench.changes);
         bench.done(session);
         cancelled.push(subscription.name.clone());
     }
@@ -132,11 +181,7 @@ pub(super) async fn resend(session: &mut Session<'_>, resend: &Resend) -> Result
     let ordering = subscription.policy.ordering;
     let wanted = by_chunk(&resend.ids);
     let numbers: Vec<i64> = wanted.keys().map(|chunk| chunk.0).collect();
-    let sql = format!(
-        "SELECT chunk FROM tramline_chunk WHERE chunk IN ({}) ORDER BY chunk FOR UPDATE",
-        list(numbers.iter().copied())
-    );
-    session.rows(sql).await?;
+    session.rows(lock_chunks_sql(numbers.iter().copied(), "FOR UPDATE")).await?;
     let rows = chunks(session, wanted.keys().copied()).await?;
     let mut bench = Bench::lay(session, resend.subscription, &numbers, &BURIED).await?;
     let known = slices_of(session, &numbers).await?;

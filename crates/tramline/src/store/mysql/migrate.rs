@@ -14,6 +14,9 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (4, include_str!("migrations/0004_push.sql")),
     (5, include_str!("migrations/0005_drop.sql")),
     (6, include_str!("migrations/0006_schedule.sql")),
+    (7, include_str!("migrations/0007_limit.sql")),
+    (8, include_str!("migrations/0008_letters.sql")),
+    (9, include_str!("migrations/0009_inbox.sql")),
 ];
 
 const VERSIONS: &str =
@@ -33,14 +36,19 @@ pub(super) fn sql() -> String {
     text
 }
 
+/// The version of a database that is up to date.
+pub(super) fn newest() -> i64 {
+    MIGRATIONS.last().map_or(0, |(version, _)| *version)
+}
+
 /// Brings the database up to date.
 pub(super) async fn run(conn: &mut MySqlConnection) -> Result<()> {
-    let newest = MIGRATIONS.last().map_or(0, |(version, _)| *version);
+    let newest = newest();
     // Only if need be: creating needs a right that a service may have lost since.
     if exists(conn).await? && current(conn).await? == newest {
         return Ok(());
     }
-    let lock = format!("SELECT GET_LOCK(CONCAT('tramline ', LEFT(MD5(DATABASE()), 16)), {PATIENCE})");
+    let lock = format!("SELECT GET_LOCK(CONCAT('tramline ', LEFT(SHA2(DATABASE(), 256), 16)), {PATIENCE})");
     if number(conn, lock).await? != 1 {
         return Err(Error::unavailable(
             "another process is migrating the database",
@@ -48,7 +56,8 @@ pub(super) async fn run(conn: &mut MySqlConnection) -> Result<()> {
         ));
     }
     let migrated = apply(conn, newest).await;
-    number(conn, "SELECT RELEASE_LOCK(CONCAT('tramline ', LEFT(MD5(DATABASE()), 16)))".to_owned()).await?;
+    number(conn, "SELECT RELEASE_LOCK(CONCAT('tramline ', LEFT(SHA2(DATABASE(), 256), 16)))".to_owned())
+        .await?;
     migrated
 }
 

@@ -1,8 +1,10 @@
 //! MySQL and MariaDB: any number of nodes on one database.
 //!
 //! - `store`: the verbs
+//! - `server`: which servers will do; `examine`: how one is
 //! - `options`, `session`, `step`, `sql`: how a step gets a connection, the time and the catalogue, how it ends, and how its
 //!   statements are written
+//! - `inbox`: what programs in other languages want to emit
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
@@ -17,8 +19,12 @@ mod compact;
 mod drops;
 mod emit;
 mod erase;
+mod examine;
+mod failures;
 mod idempotency;
+mod inbox;
 mod lanes;
+mod limit;
 mod look;
 mod mend;
 mod migrate;
@@ -27,7 +33,9 @@ mod order;
 mod push;
 mod remote;
 mod rows;
+mod rules;
 mod schedule;
+mod server;
 mod session;
 mod settle;
 mod shed;
@@ -37,7 +45,9 @@ mod store;
 mod sweep;
 mod tally;
 mod token;
+mod unique;
 
+pub use examine::MysqlFigures;
 pub use options::MysqlOptions;
 
 use crate::error::{Error, Result};
@@ -49,6 +59,7 @@ use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
 use crate::store::spare::Spares;
 use crate::store::verbs::{Emission, Settle, Settled};
+use server::Server;
 use session::{Begin, Common, Rows, Session, exchange};
 use sql::Columns;
 use sqlx::mysql::MySqlPoolOptions;
@@ -67,14 +78,8 @@ const STALE: Duration = Duration::from_secs(1);
 /// How every connection is set up. A step waits for a lock for a second, which is the least that can be said, and then begins anew:
 /// emits that wait for one key must not hold up others.
 const SETUP: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', \
-    time_zone = '+00:00', innodb_lock_wait_timeout = 1, autocommit = 1; \
-    SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
-/// What is left of a packet for statements: some is for what surrounds them.
-const PACKET_MARGIN: usize = 64 << 10;
-/// Packets need not be longer, whatever the server allows.
-const LARGEST_PACKET: usize = 8 << 20;
-/// The heaviest chunk has to fit, in hexadecimal digits.
-const SMALLEST_PACKET: usize = 4 << 20;
+    time_zone = '+00:00', innodb_lock_wait_timeout = 1, autocommit = 1, sql_safe_updates = 0, sql_select_limit = DEFAULT; \
+    SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
 
 /// A MySQL or MariaDB database.
 #[derive(Debug)]
@@ -101,7 +106,12 @@ impl MysqlStore {
     pub async fn open(options: MysqlOptions) -> Result<MysqlStore> {
         // The pool tries until its time is over; this one says at once why it cannot connect.
         let mut conn = MySqlConnection::connect_with(&options.connect).await?;
-        let packet = check_server(&mut conn).await?;
+        let server = Server::read(&mut conn).await?;
+        server.check()?;
+        if let Some(doubts) = server.doubts() {
+            tracing::warn!("{doubts}");
+        }
+        sqlx::raw_sql(SETUP).execute(&mut conn).await?;
         migrate::run(&mut conn).await?;
         conn.close().await?;
         let pool = |most: u32| {
@@ -121,11 +131,19 @@ impl MysqlStore {
             own: own.connect_lazy_with(options.connect.clone()),
             pool: pool(options.max_connections).connect_lazy_with(options.connect),
             spares: Spares::new((options.max_connections / 2) as usize, STALE),
-            common: Common::new(packet),
+            common: Common::new(server.packet()),
             proven: Proven::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
         })
+    }
+
+    /// The figures of a server and of the tables in a database, as an operator has to judge them. Nothing is created or changed.
+    ///
+    /// # Errors
+    /// `Unavailable` when the server cannot be reached.
+    pub async fn examine(options: MysqlOptions) -> Result<MysqlFigures> {
+        examine::examine(options).await
     }
 
     /// All migrations as SQL, to be read or run by hand.
@@ -171,23 +189,26 @@ impl MysqlStore {
     pub async fn settle_in(&self, tx: &mut MySqlConnection, settle: Settle) -> Result<Settled> {
         check_isolation(tx).await?;
         let begin = Begin { foreign: true, ..Begin::writing(settle.now, settle.subscription) };
-        let mut session = self.session(tx, &begin).await?;
-        let settled = settle::settle(&mut session, &settle).await?;
+        let asked = settle::Asked::by(&settle);
+        let mut session = self.asking(tx, &begin, asked.statements()).await?;
+        let settled = settle::settle(&mut session, &settle, &asked).await?;
         session.commit(Vec::new()).await?;
         Ok(settled)
     }
 
-    /// Numbers that change when something is emitted, or a rule or the catalogue changes: the ends of three indexes.
-    pub(crate) async fn pulse(&self) -> Result<[Option<i64>; 3]> {
+    /// Numbers that change when something is emitted, or a rule or the catalogue changes: the ends of three indexes. And whether
+    /// there is something in the inbox.
+    pub(crate) async fn pulse(&self) -> Result<([Option<i64>; 3], bool)> {
         let sql = "SELECT (SELECT MAX(chunk) FROM tramline_chunk), (SELECT MAX(id) FROM tramline_audit), \
-                   (SELECT value FROM tramline_meta WHERE name = 'catalog')";
+                   (SELECT value FROM tramline_meta WHERE name = 'catalog'), \
+                   EXISTS (SELECT 1 FROM tramline_inbox WHERE refused = 0)";
         let mut conn = self.spares.take(&self.own).await?;
         let mut sets: Vec<Rows> = Vec::new();
         exchange(&mut conn, sql.to_owned(), &mut sets).await?;
         conn.keep();
         let row = sets.first().and_then(|rows| rows.first());
         let row = row.ok_or_else(|| Error::unavailable("the server gave no answer", "try again"))?;
-        Ok([row.maybe_int(0)?, row.maybe_int(1)?, row.maybe_int(2)?])
+        Ok(([row.maybe_int(0)?, row.maybe_int(1)?, row.maybe_int(2)?], row.flag(3)?))
     }
 
     async fn begin(&self) -> Result<Transaction<'_>> {
@@ -237,6 +258,18 @@ impl MysqlStore {
         Session::new(conn, &self.common, begin).await
     }
 
+    /// A session that has read already, in the round trip with which it began.
+    async fn asking<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        begin: &Begin,
+        reads: Vec<String>,
+    ) -> Result<Session<'c>> {
+        let (mut session, found) = Session::reading(conn, &self.common, begin, reads).await?;
+        session.found = found;
+        Ok(session)
+    }
+
     /// A session for a change of topics or subscriptions: emits to the topics it touches are kept away until it ends.
     async fn changing<'c>(
         &'c self,
@@ -260,58 +293,6 @@ impl MysqlStore {
     }
 }
 
-/// Refuses servers on which the promises of a store would not hold. Gives how long a packet of statements may be.
-async fn check_server(conn: &mut MySqlConnection) -> Result<usize> {
-    let sql = "SELECT VERSION(), @@max_allowed_packet, @@innodb_flush_log_at_trx_commit; \
-               SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode')";
-    let mut sets: Vec<Rows> = Vec::new();
-    exchange(conn, sql.to_owned(), &mut sets).await?;
-    let row = sets.first().and_then(|rows| rows.first());
-    let row = row.ok_or_else(|| Error::unavailable("the server did not say what it is", "try again"))?;
-    check_version(&row.text(0)?)?;
-    for variable in &sets[1] {
-        let (name, value) = (variable.text(0)?, variable.text(1)?.to_ascii_uppercase());
-        if (name == "wsrep_on" && value == "ON") || (name.starts_with("group_") && value == "OFF") {
-            return Err(Error::unavailable(
-                "the server is one of several that take writes at the same time, where locks hold on one only",
-                "use a database with a single primary",
-            ));
-        }
-    }
-    match row.int(2)? {
-        1 => {}
-        2 => tracing::warn!(
-            "innodb_flush_log_at_trx_commit is 2: a crash of the machine loses what was emitted in the last second; set it to 1"
-        ),
-        _ => {
-            return Err(Error::unavailable(
-                "innodb_flush_log_at_trx_commit is 0: a crash of the server loses what was acknowledged",
-                "set it to 1",
-            ));
-        }
-    }
-    let allowed = row.count(1)? as usize;
-    if allowed < SMALLEST_PACKET {
-        return Err(Error::unavailable(
-            format!("max_allowed_packet is {allowed}, too short for the largest events"),
-            "set it to 16M, which is the default",
-        ));
-    }
-    Ok((allowed - PACKET_MARGIN).min(LARGEST_PACKET))
-}
-
-/// Both have `SKIP LOCKED` since these versions.
-fn check_version(version: &str) -> Result<()> {
-    let mut parts = version.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    let found = (parts.next().unwrap_or(0), parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    let (oldest, remedy) = if version.contains("MariaDB") {
-        ((10, 6, 0), "use MariaDB 10.6 or newer")
-    } else {
-        ((8, 0, 1), "use MySQL 8.0 or newer")
-    };
-    if found < oldest { Err(Error::unavailable(format!("the server is {version}"), remedy)) } else { Ok(()) }
-}
-
 /// In a transaction that reads what was there when it began, a step would decide by what is no longer so.
 async fn check_isolation(conn: &mut MySqlConnection) -> Result<()> {
     let sql = "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')";
@@ -326,19 +307,4 @@ async fn check_isolation(conn: &mut MySqlConnection) -> Result<()> {
         format!("the session's transactions are {level}"),
         "run SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED on the connection, or take one of the store's pool",
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn servers_that_cannot_pass_over_locked_rows_are_refused() {
-        for good in ["10.11.19-MariaDB-0+deb12u1", "11.4.2-MariaDB", "8.0.36", "8.4.0-log", "9.0.1"] {
-            assert!(check_version(good).is_ok(), "{good}");
-        }
-        for bad in ["10.5.9-MariaDB", "5.7.44", "8.0.0", "5.5.5", "nonsense"] {
-            assert!(!check_version(bad).unwrap_err().remedy().is_empty(), "{bad}");
-        }
-    }
 }

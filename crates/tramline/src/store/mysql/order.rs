@@ -481,7 +481,7 @@ async fn load_what_matters(
 }
 
 /// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.
-fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
+pub(super) fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
     let later = |at: &str| format!("MIN(IF({at} > @tramline_now, {at}, NULL))");
     format!(
         "SELECT NULLIF(LEAST(COALESCE({waiting}, {never}), COALESCE({halted}, {never}), COALESCE({until}, {never})), {never}) \

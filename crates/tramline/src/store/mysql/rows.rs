@@ -1,7 +1,8 @@
 //! Rows and values: how slices, lanes and chunks are read and written. Always many at a time.
 
+use super::failures;
 use super::session::{Ended, Session};
-use super::sql::{Columns, LIST, insert as insert_sql, list, maybe_text, overwrite, pairs, text};
+use super::sql::{Columns, LIST, insert as insert_sql, list, maybe_text, numbered, overwrite, paired, text};
 use crate::error::{Error, Result};
 use crate::model::chunk::ChunkRow;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SliceId, SubscriptionId, TopicId};
@@ -148,6 +149,17 @@ fn by_number(columns: &str, ids: impl Iterator<Item = ChunkId>) -> Vec<String> {
     ids.chunks(LIST).map(select).collect()
 }
 
+/// A statement that locks chunks in the order of their numbers, and gives those that are there.
+pub(super) fn lock_chunks_sql(ids: impl IntoIterator<Item = i64>, lock: &str) -> String {
+    let ids: BTreeSet<i64> = ids.into_iter().collect();
+    format!("SELECT c.chunk FROM {} STRAIGHT_JOIN tramline_chunk c ON c.chunk = n.a {lock}", numbered(ids))
+}
+
+/// Deletes chunks by their numbers.
+pub(super) fn delete_chunks(session: &mut Session<'_>, ids: impl IntoIterator<Item = i64>) {
+    session.write(format!("DELETE c FROM {} STRAIGHT_JOIN tramline_chunk c ON c.chunk = n.a", numbered(ids)));
+}
+
 /// Chunks by their numbers. Those that are gone are left out.
 pub(super) async fn chunks(
     session: &mut Session<'_>,
@@ -192,25 +204,22 @@ pub(super) fn apply(session: &mut Session<'_>, id: SubscriptionId, changes: &Cha
     delete(session, &changes.delete);
     update(session, &changes.update);
     insert(session, &changes.insert);
+    failures::write(session, id, changes);
 }
 
 /// The parked slices of keys become ready again, or suspect if they had crashes. Keys of the same hash come along; the next
 /// claim sets them aside again.
 fn unpark(session: &mut Session<'_>, id: SubscriptionId, unpark: &[(LaneId, Arc<str>)]) {
-    for some in unpark.chunks(LIST) {
-        let keys: Vec<String> =
-            some.iter().map(|(lane, key)| format!("lane = {} AND `key` = {}", lane.0, text(key))).collect();
+    for (lane, key) in unpark {
+        let (id, lane, hash) = (id.0, lane.0, hash(key));
         session.write(format!(
-            "DELETE FROM tramline_parked WHERE subscription = {} AND ({})",
-            id.0,
-            keys.join(" OR ")
+            "DELETE FROM tramline_parked WHERE subscription = {id} AND lane = {lane} AND `key` = {}",
+            text(key)
         ));
-        let hashes = pairs(("lane", "`rank`"), some.iter().map(|(lane, key)| (lane.0, i64::from(hash(key)))));
         session.write(format!(
             "UPDATE tramline_slice FORCE INDEX (tramline_slice_claim) \
              SET state = IF(crashes > 0, 2, 0), `rank` = 0, pos = chunk \
-             WHERE subscription = {} AND state = 4 AND {hashes}",
-            id.0
+             WHERE subscription = {id} AND state = 4 AND lane = {lane} AND `rank` = {hash}"
         ));
     }
 }
@@ -241,11 +250,23 @@ fn gaps(session: &mut Session<'_>, id: SubscriptionId, changes: &Changes) {
     }
 }
 
+/// A statement that locks those slices `s` of chunks for which `which` is true, in the order of their numbers.
+pub(super) fn slices_sql(which: &str, chunks: impl IntoIterator<Item = i64>, lock: &str) -> String {
+    let chunks: BTreeSet<i64> = chunks.into_iter().collect();
+    format!(
+        "SELECT {SLICE} FROM {} STRAIGHT_JOIN tramline_slice s FORCE INDEX (PRIMARY) ON s.chunk = n.a \
+         WHERE {which} {lock}",
+        numbered(chunks)
+    )
+}
+
 /// Deletes slices by the primary key.
 pub(super) fn delete(session: &mut Session<'_>, rows: &[(ChunkId, SliceId)]) {
     for some in rows.chunks(LIST) {
-        let which = pairs(("chunk", "id"), some.iter().map(|(chunk, id)| (chunk.0, id.0)));
-        session.write(format!("DELETE FROM tramline_slice WHERE {which}"));
+        session.write(format!(
+            "DELETE s FROM {} STRAIGHT_JOIN tramline_slice s FORCE INDEX (PRIMARY) ON s.chunk = n.a AND s.id = n.b",
+            paired(some.iter().map(|(chunk, id)| (chunk.0, id.0)))
+        ));
     }
 }
 

@@ -94,6 +94,8 @@ pub(super) struct Session<'c> {
     pub(super) catalog: Arc<Catalog>,
     /// Statements that are still to be sent.
     queue: Vec<String>,
+    /// What was read with the beginning, for the step to take.
+    pub(super) found: Option<Vec<Rows>>,
     /// What ended in this step and may be items of tallies.
     ended: Vec<Ended>,
     /// What subscriptions will never see because of this step.
@@ -128,6 +130,7 @@ impl<'c> Session<'c> {
             now: Time(0),
             catalog,
             queue: Vec::new(),
+            found: None,
             ended,
             drops: Drops::default(),
             is_own,

@@ -1,9 +1,9 @@
 //! Settle, extend and release: everything that a lease allows. One round trip locks, another one writes and commits.
 
-use super::lanes::{leased, load_keys, load_marks, lock};
+use super::lanes::{leased, load_keys, load_marks, lock, lock_sql, views};
 use super::rows::{SLICE, apply, slices, write_lanes};
-use super::session::Session;
-use super::sql::{LIST, list, pairs};
+use super::session::{Rows, Session};
+use super::sql::{LIST, numbered, paired};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
 use crate::model::lane::Lane;
@@ -20,36 +20,69 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The rows that leases name, by their numbers.
 type Named = BTreeMap<(ChunkId, SliceId), Slice>;
 
-pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result<Settled> {
+/// What a settlement asks in its first round trip: the rows that it is about, locked. Nothing of it depends on the catalogue.
+pub(super) struct Asked {
+    slices: Vec<String>,
+    lanes: Vec<String>,
+}
+
+impl Asked {
+    pub(super) fn by(settle: &Settle) -> Asked {
+        let id = settle.subscription;
+        let (ordered, plain): (Vec<&Lease>, Vec<&Lease>) =
+            settle.results.iter().map(|result| &result.lease).partition(|lease| lease.is_ordered());
+        let slices = named_sql(id, plain.into_iter(), " FOR UPDATE");
+        let mut lanes = Vec::new();
+        if !ordered.is_empty() {
+            // What the leases name is read behind the locks: mostly it is all that matters.
+            lanes.push(lock_sql(id, ordered.iter().map(|lease| lease.lane), "FOR UPDATE"));
+            lanes.extend(named_sql(id, ordered.into_iter(), ""));
+        }
+        Asked { slices, lanes }
+    }
+
+    pub(super) fn statements(&self) -> Vec<String> {
+        self.slices.iter().chain(&self.lanes).cloned().collect()
+    }
+}
+
+/// `session` may have asked already.
+pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle, asked: &Asked) -> Result<Settled> {
+    let mut found = match session.found.take() {
+        Some(found) => found,
+        None => session.sets(asked.statements()).await?,
+    };
+    let lanes = found.split_off(asked.slices.len());
     let catalog = session.catalog.clone();
     let policy = &catalog.require_subscription(settle.subscription)?.policy;
     let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
     let (ordered, unordered): (Vec<usize>, Vec<usize>) =
         (0..settle.results.len()).partition(|at| settle.results[*at].lease.is_ordered());
     if !unordered.is_empty() {
-        settle_slices(session, settle, &unordered, policy, &mut answer).await?;
+        settle_slices(session, settle, &unordered, policy, by_number(found.iter())?, &mut answer);
     }
     if !ordered.is_empty() {
-        settle_lanes(session, settle, &ordered, policy, &mut answer).await?;
+        settle_lanes(session, settle, &ordered, policy, &lanes, &mut answer).await?;
     }
+    answer.wake |= answer.frees(policy);
     answer.news = session.finish().await?;
     Ok(answer)
 }
 
-async fn settle_slices(
+fn settle_slices(
     session: &mut Session<'_>,
     settle: &Settle,
     results: &[usize],
     policy: &Policy,
+    rows: Named,
     answer: &mut Settled,
-) -> Result<()> {
+) {
     // Several results may be about one lease: they are decided together, because each changes the row.
     let mut by_lease: BTreeMap<Lease, Vec<usize>> = BTreeMap::new();
     for at in results {
         by_lease.entry(settle.results[*at].lease).or_default().push(*at);
     }
-    let rows = lock_slices(session, settle.subscription, by_lease.keys()).await?;
-    let mut changes = Changes::default();
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
     for (lease, results) in by_lease {
         let outcomes: Vec<(u32, Outcome)> =
             results.iter().flat_map(|at| settle.results[*at].outcomes.iter().cloned()).collect();
@@ -65,7 +98,6 @@ async fn settle_slices(
     }
     answer.wake |= changes.wake;
     apply(session, settle.subscription, &changes);
-    Ok(())
 }
 
 /// The rows that leases name, whether or not the leases still hold, by the primary key.
@@ -73,10 +105,10 @@ fn named_sql<'a>(id: SubscriptionId, leases: impl Iterator<Item = &'a Lease>, lo
     let rows: BTreeSet<(i64, i64)> = leases.map(|lease| (lease.chunk.0, lease.slice.0)).collect();
     let rows: Vec<(i64, i64)> = rows.into_iter().collect();
     let select = |some: &[(i64, i64)]| {
-        let which = pairs(("s.chunk", "s.id"), some.iter().copied());
         format!(
-            "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE {which} AND s.subscription = {} \
-             ORDER BY s.chunk, s.id{lock}",
+            "SELECT {SLICE} FROM {} STRAIGHT_JOIN tramline_slice s FORCE INDEX (PRIMARY) \
+             ON s.chunk = n.a AND s.id = n.b WHERE s.subscription = {}{lock}",
+            paired(some.iter().copied()),
             id.0
         )
     };
@@ -93,7 +125,7 @@ async fn lock_slices<'a>(
     by_number(sets.iter())
 }
 
-fn by_number<'a>(sets: impl Iterator<Item = &'a super::Rows>) -> Result<Named> {
+fn by_number<'a>(sets: impl Iterator<Item = &'a Rows>) -> Result<Named> {
     let mut named = Named::new();
     for rows in sets {
         named.extend(slices(rows)?.into_iter().map(|slice| ((slice.chunk, slice.id), slice)));
@@ -106,11 +138,11 @@ async fn settle_lanes(
     settle: &Settle,
     results: &[usize],
     policy: &Policy,
+    found: &[Rows],
     answer: &mut Settled,
 ) -> Result<()> {
     let id = settle.subscription;
-    let lanes: BTreeSet<LaneId> = results.iter().map(|at| settle.results[*at].lease.lane).collect();
-    let mut views = lock(session, id, &lanes).await?;
+    let (mut views, named) = (views(&found[0])?, by_number(found[1..].iter())?);
     let mut by_lane: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
     for &at in results {
         let lease = &settle.results[at].lease;
@@ -121,8 +153,8 @@ async fn settle_lanes(
         }
     }
     views.retain(|lane, _| by_lane.contains_key(lane));
-    let all = load_lanes(session, settle, &mut views, &by_lane).await?;
-    let mut changes = Changes::default();
+    let all = load_lanes(session, settle, &mut views, &by_lane, named).await?;
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
     let mut all = by_lane_of(all);
     for (lane, results) in &by_lane {
         let Some(view) = views.get_mut(lane) else { continue };
@@ -148,22 +180,18 @@ async fn load_lanes(
     settle: &Settle,
     views: &mut BTreeMap<LaneId, LaneView>,
     by_lane: &BTreeMap<LaneId, Vec<usize>>,
+    named: Named,
 ) -> Result<Vec<Slice>> {
     let is_plain = |lane: &LaneId, results: &[usize]| {
         views.get(lane).is_some_and(|view| view.lane.marks == 0)
             && results.iter().all(|at| settle.results[*at].is_all_done())
     };
-    let (plain, others): (Vec<_>, Vec<_>) =
-        by_lane.iter().partition(|(lane, results)| is_plain(lane, results));
-    let named = plain.iter().flat_map(|(_, results)| results.iter().map(|at| &settle.results[*at].lease));
-    let sql = named_sql(settle.subscription, named, "");
-    let mut all: Vec<Slice> = match sql.is_empty() {
-        true => Vec::new(),
-        false => by_number(session.sets(sql).await?.iter())?.into_values().filter(Slice::is_taken).collect(),
-    };
+    let others: Vec<LaneId> =
+        by_lane.iter().filter(|(lane, results)| !is_plain(lane, results)).map(|(lane, _)| *lane).collect();
+    let mut all: Vec<Slice> = named.into_values().filter(Slice::is_taken).collect();
+    all.retain(|slice| by_lane.contains_key(&slice.lane) && !others.contains(&slice.lane));
     if !others.is_empty() {
-        let lanes: Vec<LaneId> = others.iter().map(|(lane, _)| **lane).collect();
-        let taken = leased(session, settle.subscription, &lanes).await?;
+        let taken = leased(session, settle.subscription, &others).await?;
         load_keys(session, views, &taken).await?;
         load_marks(session, views, &taken).await?;
         all.extend(taken);
@@ -207,10 +235,9 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
     }
     if !ordered.is_empty() {
         let lanes: BTreeSet<i64> = ordered.iter().map(|at| extend.leases[*at].lane.0).collect();
-        let sql =
-            |lock: &str| super::lanes::lock_sql(extend.subscription, lanes.iter().copied().map(LaneId), lock);
+        let sql = |lock: &str| lock_sql(extend.subscription, lanes.iter().copied().map(LaneId), lock);
         let sets = session.sets(vec![sql(""), sql("FOR UPDATE SKIP LOCKED")]).await?;
-        let (seen, free) = (super::lanes::views(&sets[0])?, super::lanes::views(&sets[1])?);
+        let (seen, free) = (views(&sets[0])?, views(&sets[1])?);
         let mut extended = BTreeSet::new();
         for at in &ordered {
             let lease = &extend.leases[*at];
@@ -224,10 +251,11 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
         }
         if !extended.is_empty() {
             session.write(format!(
-                "UPDATE tramline_lane SET until = {} WHERE subscription = {} AND lane IN ({})",
-                until.0,
+                "UPDATE {} STRAIGHT_JOIN tramline_lane l FORCE INDEX (PRIMARY) \
+                 ON l.subscription = {} AND l.lane = n.a SET l.until = {}",
+                numbered(extended),
                 extend.subscription.0,
-                list(extended)
+                until.0
             ));
         }
     }

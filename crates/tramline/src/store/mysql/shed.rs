@@ -1,14 +1,37 @@
 //! A full store: how much it holds, and what goes.
 
+use super::MysqlStore;
 use super::mend::Bench;
-use super::session::Session;
+use super::rows::lock_chunks_sql;
+use super::session::{Begin, Session};
 use super::sql::{Columns, list};
+use super::step::{Tries, step};
 use super::sweep::{numbers, remove_chunks};
 use crate::error::Result;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
 use crate::plan::mend;
 use crate::store::shed::{LOOK, Seen, UNCLAIMED, choose, end_of, look_per_topic, losers};
-use crate::store::verbs::{Shed, Shedded, StoreSize};
+use crate::store::verbs::{Shed, Shedded, StoreSize, Surplus};
+
+impl MysqlStore {
+    /// One step: chunks that nobody needs, or work that may go.
+    pub(super) async fn make_room(&self, shed: &Shed) -> Result<Shedded> {
+        let begin = Begin::reading(shed.now);
+        if shed.surplus == Surplus::Retained {
+            return step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| retained(
+                session, shed
+            ));
+        }
+        let (doomed, next) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+            oldest_work(session, shed)
+        })?;
+        let Some(doomed) = doomed else { return Ok(Shedded { next, ..Shedded::default() }) };
+        let begin = Begin::writing(shed.now, doomed.subscription);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| drop_work(
+            session, &doomed, shed
+        ))
+    }
+}
 
 /// The server keeps the space of removed rows for new ones and does not give it back, and says what tables take only now and then,
 /// so chunks, which take up most of it, are counted by what is in them. Reads `tramline_chunk_topic` and no rows; 160 bytes are
@@ -47,10 +70,7 @@ pub(super) async fn retained(session: &mut Session<'_>, shed: &Shed) -> Result<S
     }
     let (chosen, next) = choose(seen, look, shed);
     // What somebody resends just now is locked, and stays.
-    let lock = format!(
-        "SELECT chunk FROM tramline_chunk WHERE chunk IN ({}) ORDER BY chunk FOR UPDATE SKIP LOCKED",
-        list(chosen.iter().map(|seen| seen.chunk))
-    );
+    let lock = lock_chunks_sql(chosen.iter().map(|seen| seen.chunk), "FOR UPDATE SKIP LOCKED");
     let locked = numbers(&session.rows(lock).await?)?;
     let (_, removed) = remove_chunks(session, locked).await?;
     Ok(Shedded { removed, next, ..Shedded::default() })

@@ -17,15 +17,25 @@ pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMES
 
 /// Bytes.
 pub(super) fn bytes(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(bytes.len() * 2 + 3);
     text.push_str("x'");
+    push_digits(bytes, &mut text);
+    text.push('\'');
+    text
+}
+
+fn digits(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    push_digits(bytes, &mut text);
+    text
+}
+
+fn push_digits(bytes: &[u8], text: &mut String) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for byte in bytes {
         text.push(char::from(DIGITS[usize::from(byte >> 4)]));
         text.push(char::from(DIGITS[usize::from(byte & 15)]));
     }
-    text.push('\'');
-    text
 }
 
 /// A text.
@@ -77,7 +87,34 @@ pub(super) fn join(mut all: impl Iterator<Item = String>) -> String {
     text
 }
 
-/// A condition on two columns that together are the beginning of an index. Neither server makes good use of `(a, b) IN (..)`.
+/// Numbers as a table `n (a)`, for `STRAIGHT_JOIN`: each is looked up by itself, in this order.
+///
+/// Not `IN`, where rows are to be locked: for a list the servers may read all rows that share the beginning of a key, and a statement
+/// that locks waits for every row that it reads. The inner SELECT is for MySQL, which cannot lock beside a bare JSON_TABLE.
+pub(super) fn numbered(numbers: impl IntoIterator<Item = i64>) -> String {
+    let numbers: Vec<String> = numbers.into_iter().map(|number| number.to_string()).collect();
+    table("j.a", &numbers.join(","), "a BIGINT PATH '$'")
+}
+
+/// Pairs of numbers as a table `n (a, b)`. Not alternatives either: it takes MariaDB 50 ms to make up its mind about 500 of them.
+pub(super) fn paired(pairs: impl IntoIterator<Item = (i64, i64)>) -> String {
+    let pairs: Vec<String> = pairs.into_iter().map(|(a, b)| format!("[{a},{b}]")).collect();
+    table("j.a, j.b", &pairs.join(","), "a BIGINT PATH '$[0]', b BIGINT PATH '$[1]'")
+}
+
+/// Numbers and texts as a table `n (a, b)`.
+pub(super) fn named<'a>(pairs: impl IntoIterator<Item = (i64, &'a str)>) -> String {
+    let pairs: Vec<String> =
+        pairs.into_iter().map(|(a, b)| format!("[{a},\"{}\"]", digits(b.as_bytes()))).collect();
+    let columns = "a BIGINT PATH '$[0]', b VARCHAR(2048) PATH '$[1]'";
+    table("j.a, UNHEX(j.b) AS b", &pairs.join(","), columns)
+}
+
+fn table(select: &str, rows: &str, columns: &str) -> String {
+    format!("(SELECT {select} FROM JSON_TABLE('[{rows}]', '$[*]' COLUMNS ({columns})) j) n")
+}
+
+/// A condition on two columns, for few pairs. Neither server makes good use of `(a, b) IN (..)`.
 pub(super) fn pairs(columns: (&str, &str), pairs: impl IntoIterator<Item = (i64, i64)>) -> String {
     let mut text = String::new();
     for (a, b) in pairs {
@@ -180,6 +217,13 @@ mod tests {
         assert_eq!(list([1, -2]), "1,-2");
         assert_eq!(pairs(("a", "b"), []), "FALSE");
         assert_eq!(pairs(("a", "b"), [(1, 2), (3, 4)]), "(a = 1 AND b = 2 OR a = 3 AND b = 4)");
+    }
+
+    #[test]
+    fn lists_to_be_joined_are_numbers_and_digits() {
+        assert!(numbered([1, -2]).contains("JSON_TABLE('[1,-2]'"));
+        assert!(paired([(1, 2), (3, 4)]).contains("JSON_TABLE('[[1,2],[3,4]]'"));
+        assert!(named([(1, "a'")]).contains("UNHEX(j.b) AS b FROM JSON_TABLE('[[1,\"6127\"]]'"));
     }
 
     #[test]

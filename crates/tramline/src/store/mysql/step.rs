@@ -126,11 +126,12 @@ impl Tries {
 
 /// Two that met once must not meet again at once: each waits for some time that the other does not know.
 pub(super) async fn pause(tried: u32) {
+    tracing::trace!(target: "tramline::retry", tried, "another step was in the way; it is tried again");
     let random = u64::from(getrandom::u32().unwrap_or_default()) % 8;
     tokio::time::sleep(Duration::from_millis(u64::from(tried.min(8)) + random)).await;
 }
 
-fn number(error: &Error) -> Option<u16> {
+pub(super) fn number(error: &Error) -> Option<u16> {
     mysql_number(std::error::Error::source(error)?.downcast_ref::<sqlx::Error>()?)
 }
 

@@ -3,13 +3,13 @@
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    MysqlStore, catalog, claim, drops, look, mend, push, remote, schedule, settle, shed, sweep, tally, token,
+    MysqlStore, catalog, drops, look, mend, push, remote, rules, schedule, settle, shed, sweep, tally, token,
 };
-use crate::error::{Kind, Result};
+use crate::error::Result;
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
-use crate::model::rule::AuditEntry;
+use crate::model::rule::{AuditEntry, PatternRule};
 use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
@@ -103,15 +103,32 @@ impl Store for MysqlStore {
 
     async fn set_rule(&self, set: SetRule) -> Result<()> {
         let begin = Begin::writing(set.now, set.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| catalog::set_rule(
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| rules::set(session, &set))
+    }
+
+    async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
+        let begin = Begin::reading(set.now);
+        step!(self, Tries::patient(), |conn| self.session(conn, &begin), |session| rules::set_by_pattern(
             session, &set
         ))
+    }
+
+    async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
+        let begin = Begin::reading(remove.now);
+        step!(self, Tries::patient(), |conn| self.session(conn, &begin), |session| rules::remove_by_pattern(
+            session, &remove
+        ))
+    }
+
+    async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>> {
+        let begin = Begin::reading(now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| rules::by_pattern(session))
     }
 
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
         let begin = Begin::reading(None);
         step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
-            catalog::audit(session, subscription, limit)
+            rules::audit(session, subscription, limit)
         })
     }
 
@@ -126,9 +143,10 @@ impl Store for MysqlStore {
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
         let begin = Begin::writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| settle::settle(
-            session, &settle
-        ))
+        let asked = settle::Asked::by(&settle);
+        step!(self, Tries::few(), |conn| self.asking(conn, &begin, asked.statements()), |session| {
+            settle::settle(session, &settle, &asked)
+        })
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
@@ -166,6 +184,12 @@ impl Store for MysqlStore {
         )
     }
 
+    async fn trace(&self, trace: Trace) -> Result<Traced> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| look::trace(
+            session, &trace
+        ))
+    }
+
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
         step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| look::head(
             session, topic, key
@@ -198,7 +222,7 @@ impl Store for MysqlStore {
         })
     }
 
-    async fn revive(&self, revive: Revive) -> Result<u64> {
+    async fn revive(&self, revive: Revive) -> Result<Revived> {
         let begin = Begin::writing(revive.now, revive.subscription);
         step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| mend::revive(session, &revive))
     }
@@ -425,27 +449,7 @@ impl Store for MysqlStore {
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        let begin = Begin::reading(sweep.now);
-        let (mut swept, ended) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
-            sweep::sweep(session, &sweep)
-        })?;
-        for id in ended {
-            let begin = Begin::writing(sweep.now, id);
-            let interrupted =
-                step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| claim::interrupt(
-                    session, id
-                ));
-            match interrupted {
-                Ok(more) => swept.more |= more,
-                // Deleted meanwhile.
-                Err(error) if error.kind() == Kind::NotFound => continue,
-                Err(error) => return Err(error),
-            }
-            swept.wake.push(id);
-        }
-        swept.wake.sort_unstable();
-        swept.wake.dedup();
-        Ok(swept)
+        self.sweep_all(&sweep).await
     }
 
     async fn size(&self) -> Result<StoreSize> {
@@ -454,20 +458,7 @@ impl Store for MysqlStore {
     }
 
     async fn shed(&self, shed: Shed) -> Result<Shedded> {
-        let begin = Begin::reading(shed.now);
-        if shed.surplus == Surplus::Retained {
-            return step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| shed::retained(
-                session, &shed
-            ));
-        }
-        let (doomed, next) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
-            shed::oldest_work(session, &shed)
-        })?;
-        let Some(doomed) = doomed else { return Ok(Shedded { next, ..Shedded::default() }) };
-        let begin = Begin::writing(shed.now, doomed.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| shed::drop_work(
-            session, &doomed, &shed
-        ))
+        self.make_room(&shed).await
     }
 
     async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {

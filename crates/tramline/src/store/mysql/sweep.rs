@@ -1,14 +1,21 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
+use super::MysqlStore;
 use super::claim;
 use super::drops;
 use super::erase::erase;
+use super::failures;
+use super::limit;
 use super::look::workers;
+use super::mend;
 use super::remote;
-use super::rows::{CHUNK, chunk, insert};
-use super::session::Session;
-use super::sql::{Columns, list, overwrite, text};
-use crate::error::Result;
+use super::rows::{CHUNK, chunk, delete_chunks, insert, lock_chunks_sql};
+use super::rules;
+use super::session::{Begin, Session};
+use super::sql::{Columns, LIST, list, overwrite, paired, text};
+use super::step::{Tries, step};
+use super::unique;
+use crate::error::{Kind, Result};
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
 use crate::model::time::millis;
@@ -22,6 +29,45 @@ const BACKFILL_STEP: usize = 64;
 const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk)";
 /// How many audit entries are kept.
 const AUDIT_KEPT: i64 = 10_000;
+
+impl MysqlStore {
+    /// All of it: first what writes no slices, then claims that ended, subscription by subscription, then the inbox.
+    pub(super) async fn sweep_all(&self, sweep: &Sweep) -> Result<Swept> {
+        let begin = Begin::reading(sweep.now);
+        let (mut swept, rest) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+            self::sweep(session, sweep)
+        })?;
+        for id in rest.ended {
+            let begin = Begin::writing(sweep.now, id);
+            let interrupted =
+                step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| claim::interrupt(
+                    session, id
+                ));
+            match interrupted {
+                Ok(more) => swept.more |= more,
+                // Deleted meanwhile.
+                Err(error) if error.kind() == Kind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+            swept.wake.push(id);
+        }
+        for id in rest.old_dead {
+            let begin = Begin::writing(sweep.now, id);
+            let expired = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
+                mend::expire_dead(session, id, sweep.limit)
+            });
+            match expired {
+                Ok(more) => swept.more |= more,
+                Err(error) if error.kind() == Kind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        swept.wake.extend(self.take_in().await?);
+        swept.wake.sort_unstable();
+        swept.wake.dedup();
+        Ok(swept)
+    }
+}
 
 pub(super) async fn beat(session: &mut Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
     // A restarted process goes on at once with what its former self held.
@@ -72,25 +118,35 @@ async fn bury(
     let sets = session.sets(vec![slices, lanes]).await?;
     let mut woken = BTreeSet::new();
     let updates = [
-        (format!("UPDATE tramline_slice SET due_at = {now}, pos = {now}"), ("chunk", "id")),
-        (format!("UPDATE tramline_lane SET until = {now}"), ("subscription", "lane")),
+        ("tramline_slice t ON t.chunk = n.a AND t.id = n.b", format!("t.due_at = {now}, t.pos = {now}")),
+        ("tramline_lane t ON t.subscription = n.a AND t.lane = n.b", format!("t.until = {now}")),
     ];
-    for (rows, (update, columns)) in sets.iter().zip(updates) {
+    for (rows, (table, change)) in sets.iter().zip(updates) {
         let mut which = Vec::new();
         for row in rows {
             which.push((row.int(0)?, row.int(1)?));
             woken.insert(SubscriptionId(row.int(2)?));
         }
-        for some in which.chunks(super::sql::LIST) {
-            session.write(format!("{update} WHERE {}", super::sql::pairs(columns, some.iter().copied())));
+        for some in which.chunks(LIST) {
+            let which = paired(some.iter().copied());
+            session.write(format!("UPDATE {which} STRAIGHT_JOIN {table} SET {change}"));
         }
     }
     session.write(format!("DELETE FROM tramline_worker WHERE incarnation = {owner}"));
     Ok(woken)
 }
 
-/// All but what writes slices: see [`super::claim::interrupt`], which is one step for each subscription that is given here.
-pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Vec<SubscriptionId>)> {
+/// What a sweep has still to do, one step for each subscription, because it writes slices.
+#[derive(Default)]
+pub(super) struct Rest {
+    /// At most once: claims have ended. See [`super::claim::interrupt`].
+    pub(super) ended: Vec<SubscriptionId>,
+    /// Dead events were kept for long enough. See [`super::mend::expire_dead`].
+    pub(super) old_dead: Vec<SubscriptionId>,
+}
+
+/// All but what writes slices.
+pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Rest)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
     if let Some(dead_after) = sweep.dead_after {
@@ -104,17 +160,21 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(S
             swept.workers += 1;
         }
     }
+    let dispersed = limit::disperse_some(session, sweep.limit).await?;
+    swept.more |= !dispersed.is_empty();
+    wake.extend(dispersed);
     wake.extend(backfills(session).await?);
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
-    swept.more = erase(session, sweep.limit).await?;
+    swept.more |= erase(session, sweep.limit).await?;
     swept.chunks = retire(session, sweep.limit).await?;
     swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit).await?;
     let all = session.catalog.clone();
     let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
     let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
-    Ok((swept, ended))
+    let old_dead = mend::with_old_dead(session).await?;
+    Ok((swept, Rest { ended, old_dead }))
 }
 
 async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
@@ -150,11 +210,7 @@ async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
         if found.is_empty() {
             continue;
         }
-        let lock = format!(
-            "SELECT chunk FROM tramline_chunk WHERE chunk IN ({}) ORDER BY chunk FOR UPDATE SKIP LOCKED",
-            list(found)
-        );
-        let locked = numbers(&session.rows(lock).await?)?;
+        let locked = numbers(&session.rows(lock_chunks_sql(found, "FOR UPDATE SKIP LOCKED")).await?)?;
         removed += remove_chunks(session, locked).await?.0;
     }
     Ok(removed)
@@ -178,7 +234,9 @@ pub(super) async fn remove_chunks(session: &mut Session<'_>, locked: Vec<i64>) -
     if rows.is_empty() {
         return Ok((0, 0));
     }
-    session.write(format!("DELETE FROM tramline_chunk WHERE chunk IN ({})", list(numbers(&rows)?)));
+    let gone = numbers(&rows)?;
+    failures::forget(session, &gone);
+    delete_chunks(session, gone);
     // In the order of their numbers: two nodes that remove at once wait for each other and never in a circle.
     for (topic, events) in &by_topic {
         session.write(format!(
@@ -207,12 +265,13 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
     session.write(format!(
         "DELETE FROM tramline_idempotency WHERE expires_at <= {now} AND receipt <> '' ORDER BY expires_at LIMIT {limit}"
     ));
-    session.write(format!("DELETE FROM tramline_rule WHERE until <= {now}"));
+    rules::expire(session);
     remote::expire(session, limit);
     session.write(format!(
         "DELETE FROM tramline_audit WHERE id <= (SELECT last FROM (SELECT MAX(id) AS last FROM tramline_audit) a) - {AUDIT_KEPT}"
     ));
-    drops::expire(session, limit).await
+    drops::expire(session, limit).await?;
+    unique::expire(session, limit).await
 }
 
 /// Writes the next retained chunks into a subscription that came after them. The row of the back-fill is locked: two

@@ -1,18 +1,18 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
 use super::erase;
+use super::rules;
 use super::session::{Session, Texts};
 use crate::error::{Error, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::lane::DEFAULT_LANES;
 use crate::model::name;
-use crate::model::rule::{AuditEntry, Rule, RuleKind};
 use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::{Time, millis};
 use crate::store::catalog::{Catalog, still_left};
 use crate::store::deleted::{Deleted, lanes_of};
-use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
+use crate::store::verbs::{PutSubscription, PutTopic};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,6 +70,12 @@ fn policy(text: &str) -> Result<Policy> {
 async fn changed(session: &mut Session<'_>) -> Result<()> {
     let query = session.query("UPDATE tramline_meta SET value = value + 1 WHERE name = 'catalog'");
     session.run(query).await.map(|_| ())
+}
+
+/// Waits for other changes of the catalogue, and keeps them away until the transaction ends.
+pub(super) async fn lock_catalog(session: &mut Session<'_>) -> Result<()> {
+    let query = session.query("SELECT value FROM tramline_meta WHERE name = 'catalog' FOR UPDATE");
+    session.all(query).await.map(|_| ())
 }
 
 /// Keeps emits away from topics until the transaction ends; waits for those under way. Sorted, so that two changes
@@ -182,7 +188,10 @@ pub(super) async fn put_subscription(
     }
     changed(session).await?;
     let topics = wanted.into_iter().map(Arc::from).collect();
-    Ok(Subscription { id, name: put.name.as_str().into(), topics, policy: put.policy.clone(), created_at })
+    let name = put.name.as_str().into();
+    let subscription = Subscription { id, name, topics, policy: put.policy.clone(), created_at };
+    rules::resolve(session, &subscription).await?;
+    Ok(subscription)
 }
 
 async fn write_subscription(
@@ -248,6 +257,8 @@ async fn leave_topic(session: &mut Session<'_>, id: SubscriptionId, topic: Topic
 pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     lock_subscription(session, id).await?;
+    // Or a rule by pattern could be written for it meanwhile.
+    lock_catalog(session).await?;
     erase::mark(session, Deleted::Subscription(id)).await?;
     for sql in [
         "DELETE FROM tramline_lane WHERE subscription = $1",
@@ -255,6 +266,7 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
         "DELETE FROM tramline_audit WHERE subscription = $1",
         "DELETE FROM tramline_remote WHERE subscription = $1",
         "DELETE FROM tramline_push WHERE subscription = $1",
+        "DELETE FROM tramline_limit WHERE subscription = $1",
         "DELETE FROM tramline_attempt WHERE subscription = $1",
         "DELETE FROM tramline_drop WHERE subscription = $1",
         "DELETE FROM tramline_drop_total WHERE subscription = $1",
@@ -265,69 +277,4 @@ pub(super) async fn delete_subscription(session: &mut Session<'_>, name: &str) -
         session.run(query).await?;
     }
     changed(session).await
-}
-
-pub(super) async fn rules(session: &mut Session<'_>, id: SubscriptionId) -> Result<Vec<Rule>> {
-    let sql = "SELECT kind, by, reason, since, until FROM tramline_rule \
-               WHERE subscription = $1 AND (until IS NULL OR until > $2) ORDER BY kind";
-    let query = session.query(sql).bind(id.0).bind(session.now.0);
-    let rows = session.all(query).await?;
-    let rule = |row: &PgRow| {
-        Ok(Rule {
-            kind: RuleKind::parse(row.try_get(0)?).unwrap_or(RuleKind::Block),
-            by: row.try_get(1)?,
-            reason: row.try_get(2)?,
-            since: Time(row.try_get(3)?),
-            until: row.try_get::<Option<i64>, _>(4)?.map(Time),
-        })
-    };
-    rows.iter().map(rule).collect()
-}
-
-pub(super) async fn set_rule(session: &mut Session<'_>, set: &SetRule) -> Result<()> {
-    session.catalog.require_subscription(set.subscription)?;
-    let (id, kind) = (set.subscription.0, set.kind.as_str());
-    match set.until {
-        None => {
-            let sql = "DELETE FROM tramline_rule WHERE subscription = $1 AND kind = $2";
-            let query = session.query(sql).bind(id).bind(kind);
-            session.run(query).await?;
-        }
-        Some(end) => {
-            let until = match end {
-                RuleEnd::Open => None,
-                RuleEnd::At(time) => Some(time.0),
-            };
-            let sql = "INSERT INTO tramline_rule AS r (subscription, kind, by, reason, since, until) \
-                       VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (subscription, kind) \
-                       DO UPDATE SET by = excluded.by, reason = excluded.reason, until = excluded.until";
-            let query = session.query(sql).bind(id).bind(kind).bind(set.by.clone()).bind(set.reason.clone());
-            let query = query.bind(session.now.0).bind(until);
-            session.run(query).await?;
-        }
-    }
-    let sql = "INSERT INTO tramline_audit (subscription, at, by, action, reason) VALUES ($1, $2, $3, $4, $5)";
-    let query = session.query(sql).bind(id).bind(session.now.0).bind(set.by.clone());
-    let query = query.bind(set.action()).bind(set.reason.clone());
-    session.run(query).await.map(|_| ())
-}
-
-pub(super) async fn audit(
-    session: &mut Session<'_>,
-    id: SubscriptionId,
-    limit: u32,
-) -> Result<Vec<AuditEntry>> {
-    let sql =
-        "SELECT at, by, action, reason FROM tramline_audit WHERE subscription = $1 ORDER BY id DESC LIMIT $2";
-    let query = session.query(sql).bind(id.0).bind(i64::from(limit));
-    let rows = session.all(query).await?;
-    let entry = |row: &PgRow| {
-        Ok(AuditEntry {
-            at: Time(row.try_get(0)?),
-            by: row.try_get(1)?,
-            action: row.try_get(2)?,
-            reason: row.try_get(3)?,
-        })
-    };
-    rows.iter().map(entry).collect()
 }

@@ -3,6 +3,7 @@
 
 use super::PostgresStore;
 use super::compact::compact;
+use super::limit;
 use super::order;
 use super::rows::{apply, chunk_at, chunks, claimed_slice, slices};
 use super::session::{BY_INDEX, Session};
@@ -16,12 +17,15 @@ use crate::model::time::Time;
 use crate::plan::Changes;
 use crate::plan::claim::{Taker, take};
 use crate::plan::expire::expire;
+use crate::plan::limit::Crowd;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
+use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Suspects};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use std::collections::HashMap;
+use tokio::time::Instant;
 
 /// Where the columns of the chunk and of the claim itself begin in a row of `tramline_claim_due`.
 const CHUNK: usize = 16;
@@ -42,7 +46,8 @@ pub(super) struct Outlook {
 impl PostgresStore {
     /// What most claims come to, in one round trip; see `migrations/0003_claim.sql`.
     pub(super) async fn claim_due(&self, claim: &Claim, policy: &Policy, version: i64) -> Result<Due> {
-        if policy.is_ordered() || policy.compact || claim.single || claim.max_events == 0 {
+        let plain = policy.limits.is_none() && !policy.is_ordered() && !policy.compact;
+        if !plain || claim.single || claim.max_events == 0 {
             return Ok(Due::Undecided);
         }
         let taker = Taker::new(claim, policy, Time(0));
@@ -72,6 +77,16 @@ impl PostgresStore {
             rows
         };
         read_due(&rows, &taker)
+    }
+
+    /// Remembers how long it took to look at everything, and whether something is left.
+    pub(super) fn looked(&self, claim: &Claim, raw: &RawClaim, began: Instant) {
+        if claim.now.is_some() {
+            return;
+        }
+        let rest = raw.rest_of(claim);
+        let all = rest.max_events > 0 && rest.max_bytes > 0 && raw.stopped_by.is_none() && !raw.backfilling;
+        self.floors.looked(claim.subscription, began, Instant::now(), all.then_some(raw.now));
     }
 }
 
@@ -115,27 +130,15 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
     let catalog = session.catalog.clone();
     let policy = &catalog.require_subscription(claim.subscription)?.policy;
     let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
-    let (stopped_by, outlook) = look_out(session, claim.subscription, policy).await?;
-    raw.stopped_by = stopped_by;
-    if raw.stopped_by.is_some() {
-        return Ok(raw);
+    let (stop, outlook) = look_out(session, claim.subscription, policy).await?;
+    if let Some(stop) = stop {
+        return Ok(raw.stopped(stop));
     }
     raw.backfilling = !outlook.backfills.is_empty();
-    for _ in 0..ROUNDS {
-        let mut taker = Taker::new(claim, policy, session.now);
-        raw.until = taker.until;
-        if policy.is_ordered() {
-            order::claim(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
-        } else {
-            unordered(session, claim, policy, &outlook, &mut taker, &mut raw).await?;
-        }
-        let gave_way = policy.compact && compact(session, claim.subscription, &mut raw).await?;
-        if gave_way {
-            raw.next_due = Some(session.now);
-        }
-        if !gave_way || !raw.slices.is_empty() {
-            break;
-        }
+    if policy.limits.is_none() {
+        take_all(session, claim, policy, &outlook, None, &mut raw).await?;
+    } else {
+        take_limited(session, claim, policy, outlook, &mut raw).await?;
     }
     let read = chunks(session, raw.missing().into_iter()).await?;
     raw.chunks.extend(read);
@@ -143,18 +146,79 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
     Ok(raw)
 }
 
+/// Takes no more than the limits of the subscription allow.
+async fn take_limited(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    mut outlook: Outlook,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let mut limit = limit::lay(session, claim, policy, &mut outlook).await?;
+    if !limit.is_reached() {
+        let clipped = limit.clip(claim);
+        take_all(session, &clipped, policy, &outlook, limit.crowd.as_mut(), raw).await?;
+    }
+    if let Some(starts) = limit.end(raw) {
+        limit::keep(session, claim.subscription, starts).await?;
+    }
+    if raw.limited && raw.next_due.is_none() {
+        raw.next_due = match policy.is_ordered() {
+            true => order::next_due(session, claim.subscription).await?,
+            false => next_due(session, claim.subscription).await?,
+        };
+    }
+    Ok(())
+}
+
+async fn take_all(
+    session: &mut Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    outlook: &Outlook,
+    mut crowd: Option<&mut Crowd>,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    for _ in 0..ROUNDS {
+        let mut taker = Taker::new(claim, policy, session.now);
+        raw.until = taker.until;
+        if policy.is_ordered() {
+            order::claim(session, claim, policy, outlook, &mut taker, raw).await?;
+        } else {
+            let look = Look { claim, policy, outlook };
+            unordered(session, look, crowd.as_deref_mut(), &mut taker, raw).await?;
+        }
+        let gave_way = policy.compact && compact(session, claim.subscription, raw).await?;
+        if gave_way {
+            raw.next_due = Some(session.now);
+        }
+        if !gave_way || !raw.slices.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What a claim without order goes by.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    claim: &'a Claim,
+    policy: &'a Policy,
+    outlook: &'a Outlook,
+}
+
 /// What there is besides taking: rules, back-fills, `$expired` leases, suspects.
 macro_rules! outlook {
     ($expired:literal) => {
         concat!(
-            "SELECT ARRAY(SELECT r.kind FROM tramline_rule r WHERE r.subscription = $1 \
-                AND (r.until IS NULL OR r.until > $2)), \
-            b.topics, b.next, EXISTS (",
+            "SELECT ru.kinds, ru.ends, b.topics, b.next, EXISTS (",
             $expired,
             "), EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 2) \
             FROM (SELECT coalesce(array_agg(st.topic), '{}') AS topics, coalesce(array_agg(st.backfill_next), '{}') AS next \
                 FROM tramline_subscription_topic st \
-                WHERE st.subscription = $1 AND st.backfill_next <= st.backfill_until) b"
+                WHERE st.subscription = $1 AND st.backfill_next <= st.backfill_until) b, \
+            (SELECT coalesce(array_agg(r.kind), '{}') AS kinds, coalesce(array_agg(coalesce(r.until, -1)), '{}') AS ends \
+                FROM tramline_rule r WHERE r.subscription = $1 AND (r.until IS NULL OR r.until > $2)) ru"
         )
     };
 }
@@ -163,7 +227,7 @@ macro_rules! outlook {
 const SLICES_EXPIRED: &str = outlook!(
     "SELECT 1 FROM generate_series(0, 9) AS p(rank) CROSS JOIN unnest('{1,7}'::smallint[]) AS t(state) \
     CROSS JOIN LATERAL (SELECT 1 FROM tramline_slice s WHERE s.subscription = $1 AND s.state = t.state \
-    AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2 LIMIT 1) f"
+    AND s.lane = 0 AND s.rank = p.rank AND s.pos <= $2 AND s.pos > $3 LIMIT 1) f"
 );
 /// Leases hang on lanes.
 const LANES_EXPIRED: &str =
@@ -174,59 +238,83 @@ async fn look_out(
     session: &mut Session<'_>,
     id: SubscriptionId,
     policy: &Policy,
-) -> Result<(Option<RuleKind>, Outlook)> {
+) -> Result<(Option<Stop>, Outlook)> {
     let sql = if policy.is_ordered() { LANES_EXPIRED } else { SLICES_EXPIRED };
     let query = session.query(sql).bind(id.0).bind(session.now.0);
+    let query = if policy.is_ordered() { query } else { query.bind(session.floor.0) };
     let row = query.fetch_one(&mut *session.conn).await?;
-    let kinds: Vec<String> = row.try_get(0)?;
-    let (topics, next): (Vec<i64>, Vec<i64>) = (row.try_get(1)?, row.try_get(2)?);
+    let (kinds, ends): (Vec<String>, Vec<i64>) = (row.try_get(0)?, row.try_get(1)?);
+    let (topics, next): (Vec<i64>, Vec<i64>) = (row.try_get(2)?, row.try_get(3)?);
     let mut backfills: HashMap<TopicId, ChunkId> =
         topics.into_iter().map(TopicId).zip(next.into_iter().map(ChunkId)).collect();
     // A line of all events stays below all of them.
     if let Some(first) = backfills.values().min().copied() {
         backfills.insert(LaneId::WHOLE.topic(), first);
     }
-    let outlook = Outlook { backfills, expired: row.try_get(3)?, suspects: row.try_get(4)? };
-    // A block before a pause.
-    Ok((kinds.iter().filter_map(|kind| RuleKind::parse(kind)).max(), outlook))
+    let outlook = Outlook { backfills, expired: row.try_get(4)?, suspects: row.try_get(5)? };
+    let rule = |(kind, end): (&String, &i64)| {
+        (RuleKind::parse(kind).unwrap_or(RuleKind::Block), Some(Time(*end)).filter(|end| end.0 >= 0))
+    };
+    Ok((Stop::of(kinds.iter().zip(&ends).map(rule)), outlook))
 }
 
 async fn unordered(
     session: &mut Session<'_>,
-    claim: &Claim,
-    policy: &Policy,
-    outlook: &Outlook,
+    Look { claim, policy, outlook }: Look<'_>,
+    crowd: Option<&mut Crowd>,
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<()> {
     let id = claim.subscription;
-    let mut changes = Changes::default();
     let mut suspects = outlook.suspects;
     if outlook.expired {
         suspects |= expire_leases(session, id, policy, &[State::Leased, State::Consumed]).await?.suspects;
     }
-    if suspects && claim.suspects == Suspects::TakeOne {
-        let one = due(session, id, State::Suspect, 1).await?;
-        if !one.is_empty() {
-            raw.slices = take(one, taker, &mut changes);
+    raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
+    let many = if crowd.is_some() { EXPIRED } else { 1 };
+    let suspects = match suspects && claim.suspects == Suspects::TakeOne {
+        true => due(session, id, State::Suspect, many).await?,
+        false => Vec::new(),
+    };
+    match crowd {
+        Some(crowd) => {
+            limit::take_suspect(session, suspects, crowd, taker, raw).await?;
+            if !raw.slices.is_empty() {
+                return Ok(());
+            }
+            limit::take_by_key(session, id, crowd, taker, raw).await?;
+        }
+        None if !suspects.is_empty() => {
+            let mut changes = Changes::default();
+            raw.slices = take(suspects, taker, &mut changes);
             return apply(session, id, &changes).await;
         }
+        None => take_ready(session, id, taker, raw).await?,
     }
-    raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
+    if !taker.is_full() {
+        let next = next_due(session, id).await?;
+        raw.next_due = [raw.next_due, next].into_iter().flatten().min();
+    }
+    Ok(())
+}
+
+async fn take_ready(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
     let mut limit = slices_wanted(taker);
     while !taker.is_full() {
         let ready = due(session, id, State::Ready, limit).await?;
         let all = (ready.len() as i64) < limit;
+        let mut changes = Changes::default();
         raw.slices.extend(take(ready, taker, &mut changes));
         apply(session, id, &changes).await?;
-        changes = Changes::default();
         if all {
             break;
         }
         limit = (limit * 4).min(i64::from(taker.events));
-    }
-    if !taker.is_full() {
-        raw.next_due = next_due(session, id).await?;
     }
     Ok(())
 }
@@ -243,14 +331,20 @@ fn slices_wanted(taker: &Taker) -> i64 {
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`: one range per priority, read in order and left as
 /// soon as there is enough, so that neither what is not due nor what is not wanted costs anything. `ORDER BY rank, pos`
 /// over all priorities would walk through everything that is delayed in the first one to get to the second.
-async fn due(session: &mut Session<'_>, id: SubscriptionId, state: State, limit: i64) -> Result<Vec<Slice>> {
+pub(super) async fn due(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    state: State,
+    limit: i64,
+) -> Result<Vec<Slice>> {
     let query = session.query(DUE).bind(id.0).bind(state as i16).bind(session.now.0).bind(limit);
+    let query = query.bind(session.floor.0);
     slices(&session.all(query).await?)
 }
 
 pub(super) const DUE: &str = "SELECT {slice} FROM generate_series(0, 9) AS p(rank) CROSS JOIN LATERAL ( \
     SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = $2 AND s.lane = 0 AND s.rank = p.rank \
-    AND s.pos <= $3 ORDER BY s.pos LIMIT $4 FOR UPDATE SKIP LOCKED) s LIMIT $4";
+    AND s.pos <= $3 AND s.pos > $5 ORDER BY s.pos LIMIT $4 FOR UPDATE SKIP LOCKED) s LIMIT $4";
 
 /// What became of leases that have ended.
 struct Ended {
@@ -277,6 +371,17 @@ async fn expire_leases(
     apply(session, id, &changes).await?;
     let suspects = changes.update.iter().any(|slice| slice.state == State::Suspect);
     Ok(Ended { count, suspects })
+}
+
+/// Looks after every lease that has ended, but for those that somebody has locked.
+pub(super) async fn end_lapsed(session: &mut Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+    if policy.is_ordered() {
+        while order::interrupt(session, id, policy).await? {}
+        return Ok(());
+    }
+    let states = [State::Leased, State::Consumed];
+    while expire_leases(session, id, policy, &states).await?.count as i64 >= EXPIRED {}
+    Ok(())
 }
 
 /// The subscriptions of these, at most once, with claims that have ended: one index probe per subscription and priority, and

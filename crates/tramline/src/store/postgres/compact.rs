@@ -65,7 +65,7 @@ async fn find_pending(
                    UNION ALL SELECT c.prevs[(w.id & 63) + 1], w.step + 1 FROM walk w \
                        JOIN tramline_chunk c ON c.chunk = w.id >> 6 WHERE w.id > k.event AND w.step < $5) \
                SELECT w.id FROM walk w WHERE w.id > k.event AND EXISTS (SELECT 1 FROM tramline_slice s \
-                   WHERE s.chunk = w.id >> 6 AND s.subscription + 0 = $1 AND s.state + 0 IN (0, 2, 3, 4) \
+                   WHERE s.chunk = w.id >> 6 AND s.subscription + 0 = $1 AND s.state + 0 IN (0, 2, 3, 4, 8) \
                    AND (s.mask >> (w.id & 63)::int) & 1 = 1) LIMIT 1) n";
     let query = session
         .query(sql)

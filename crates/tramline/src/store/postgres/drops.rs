@@ -51,6 +51,18 @@ pub(super) async fn list(session: &mut Session<'_>, list: &ListDrops) -> Result<
     session.all(query).await?.iter().map(read).collect()
 }
 
+/// The newest record that an event may be in.
+pub(super) async fn about(
+    session: &mut Session<'_>,
+    of: SubscriptionId,
+    event: EventId,
+) -> Result<Option<DropRecord>> {
+    let sql = "SELECT id, subscription, reason, first_id, last_id, events, at FROM tramline_drop \
+               WHERE subscription = $1 AND first_id <= $2 AND last_id >= $2 ORDER BY subscription DESC, id DESC LIMIT 1";
+    let query = session.query(sql).bind(of.0).bind(event.0);
+    session.all(query).await?.first().map(read).transpose()
+}
+
 fn read(row: &PgRow) -> Result<DropRecord> {
     Ok(DropRecord {
         number: row.try_get(0)?,

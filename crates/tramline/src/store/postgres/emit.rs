@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
 use crate::model::id::{ChunkId, TopicId};
 use crate::model::time::{Time, millis};
+use crate::model::unique::check_unit;
 use crate::plan::emit::{ChunkPlan, EmitPlan, HeadPlan, Link, Place};
 use crate::store::catalog::Catalog;
 use crate::store::emit::{Answers, Stored, TRIES, busy, families, named, needs_steps, restless};
@@ -168,6 +169,7 @@ impl PostgresStore {
         for event in &unit {
             event.check()?;
         }
+        check_unit(&unit)?;
         let planner = Planner::save(conn, &self.texts).await?;
         let emitted = self.emit_with(conn, &[unit]).await;
         planner.restore(conn, &self.texts, emitted).await

@@ -1,5 +1,6 @@
 //! Removes the rows of what was deleted, in steps.
 
+use super::failures;
 use super::lanes::lock;
 use super::rows::{slices, write_lanes};
 use super::session::{Ended, Query, Session};
@@ -116,6 +117,8 @@ async fn erase_topic(session: &mut Session<'_>, topic: TopicId, limit: i64) -> R
         "DELETE FROM tramline_idempotency i USING \
          (SELECT d.topic, d.key FROM tramline_idempotency d WHERE d.topic = $1 LIMIT $2) d \
          WHERE i.topic = d.topic AND i.key = d.key",
+        "DELETE FROM tramline_unique u USING (SELECT d.topic, d.key FROM tramline_unique d WHERE d.topic = $1 LIMIT $2) d \
+         WHERE u.topic = d.topic AND u.key = d.key",
     ] {
         let query = session.query(sql).bind(topic.0).bind(limit - gone);
         gone += session.run(query).await? as i64;
@@ -131,8 +134,9 @@ async fn erase_chunks(session: &mut Session<'_>, topic: TopicId, limit: i64) -> 
     let weights: Vec<i64> = rows.iter().map(|row| Ok(row.try_get(1)?)).collect::<Result<_>>()?;
     let count = within_a_step(weights.into_iter());
     let chunks: Vec<i64> = rows[..count].iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_>>()?;
-    let query = session.query("DELETE FROM tramline_chunk WHERE chunk = ANY($1)").bind(chunks);
+    let query = session.query("DELETE FROM tramline_chunk WHERE chunk = ANY($1)").bind(chunks.clone());
     session.run(query).await?;
+    failures::forget(session, chunks).await?;
     // What was too heavy for this step is for the next one.
     Ok(if count < rows.len() { limit } else { count as i64 })
 }

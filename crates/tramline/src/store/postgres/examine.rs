@@ -2,7 +2,7 @@
 
 use super::{PostgresOptions, migrate};
 use crate::error::Result;
-use crate::store::examine::Schema;
+use crate::store::examine::{Holder, Holds, LockWait, Schema};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,28 +37,6 @@ pub struct PostgresFigures {
     pub invalid_indexes: Vec<String>,
 }
 
-/// A transaction that is open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// How.
-    pub holds: Holds,
-    /// Who, for people.
-    pub who: String,
-    /// For how long; unknown of other users' sessions, unless this one may see them.
-    pub age: Option<Duration>,
-}
-
-/// How a transaction is open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
-    /// A statement runs.
-    Running,
-    /// Nothing runs, and the client does not go on.
-    Idle,
-    /// It is prepared, and waits for its second phase.
-    Prepared,
-}
-
 /// A replication slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicationSlot {
@@ -87,17 +65,6 @@ pub struct TableFigures {
     pub is_neglected: bool,
 }
 
-/// A session that waits for a lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LockWait {
-    /// Its process.
-    pub process: i32,
-    /// For how long.
-    pub age: Duration,
-    /// Whom it waits for.
-    pub blocked_by: Vec<i32>,
-}
-
 const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', \
     'autovacuum', 'track_counts', 'max_connections', 'superuser_reserved_connections', 'default_transaction_isolation', \
     'default_transaction_read_only')";
@@ -122,7 +89,7 @@ const TABLES: &str = "SELECT s.relname::text, s.n_live_tup, s.n_dead_tup, \
     FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid \
     WHERE s.schemaname = $1 AND s.relname LIKE 'tramline\\_%' ORDER BY 1";
 
-const WAITS: &str = "SELECT l.pid, extract(epoch FROM clock_timestamp() - min(l.waitstart))::float8, pg_blocking_pids(l.pid) \
+const WAITS: &str = "SELECT l.pid::bigint, extract(epoch FROM clock_timestamp() - min(l.waitstart))::float8, pg_blocking_pids(l.pid)::bigint[] \
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
     WHERE NOT l.granted AND a.datname = current_database() AND l.waitstart IS NOT NULL GROUP BY l.pid";
 

@@ -1,7 +1,9 @@
 //! Looking: counts, events, heads, logs and lists. Nothing here writes.
 
-use super::catalog::rules;
+use super::drops;
+use super::failures;
 use super::rows::{chunk, chunks, lane, slices};
+use super::rules;
 use super::session::Session;
 use crate::error::{Error, Result};
 use crate::model::event::StoredEvent;
@@ -11,10 +13,11 @@ use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
-use crate::plan::mend::find;
+use crate::plan::mend::{find, predecessor};
+use crate::store::chain::Walk;
 use crate::store::proven::Proven;
 use crate::store::verbs::{
-    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Worker,
+    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced, Worker,
 };
 use bytes::Bytes;
 use sqlx::Row;
@@ -32,17 +35,24 @@ pub(super) async fn stats(session: &mut Session<'_>, id: SubscriptionId) -> Resu
     let now = session.now;
     let query = session.query(sql).bind(id.0).bind(now.0);
     let mut counts = Counts::default();
-    let mut oldest: Option<Time> = None;
+    let (mut oldest, mut oldest_dead): (Option<Time>, Option<Time>) = (None, None);
     for row in session.all(query).await? {
         let state = State::from_i16(row.try_get(0)?).unwrap_or(State::Dead);
         let due_at = Time(row.try_get(5)?);
         let status = state.status(row.try_get(1)?, due_at, now, row.try_get(3)?);
         counts.add(status, row.try_get::<i64, _>(4)?.cast_unsigned());
-        if status == Status::Ready {
-            oldest = Some(oldest.map_or(due_at, |oldest| oldest.min(due_at)));
+        match status {
+            Status::Ready => oldest = oldest.into_iter().chain([due_at]).min(),
+            Status::Dead => oldest_dead = oldest_dead.into_iter().chain([due_at]).min(),
+            _ => {}
         }
     }
-    Ok(Stats { counts, oldest_ready_at: oldest, rules: rules(session, id).await? })
+    Ok(Stats {
+        counts,
+        oldest_ready_at: oldest,
+        oldest_dead_at: oldest_dead,
+        rules: rules::in_force(session, id).await?,
+    })
 }
 
 pub(super) async fn event(session: &mut Session<'_>, id: EventId) -> Result<Option<EventView>> {
@@ -54,24 +64,51 @@ pub(super) async fn event(session: &mut Session<'_>, id: EventId) -> Result<Opti
         return Ok(None);
     };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
-    let all = slices_of(session, &[id.chunk().0]).await?;
+    let all = slices_of(session, &[id.chunk().0, event.prev.unwrap_or(id).chunk().0]).await?;
     let lanes = lanes_of(session, &all).await?;
     let blockers = blockers(session, &all, &event).await?;
+    let history = failures::read(session, [id.chunk()]).await?;
     let mut deliveries = Vec::new();
-    for subscription in session.catalog.subscriptions().iter().filter(|s| s.topics.contains(&topic)) {
-        let own: Vec<Slice> =
-            all.iter().filter(|slice| slice.subscription == subscription.id).cloned().collect();
-        deliveries.push(match find(&own, id) {
-            None => Delivery::settled(&subscription.name),
+    let catalog = session.catalog.clone();
+    for subscription in catalog.subscriptions().iter().filter(|s| s.topics.contains(&topic)) {
+        let of = subscription.id;
+        let own: Vec<Slice> = all.iter().filter(|slice| slice.subscription == of).cloned().collect();
+        let mut delivery = match find(&own, id) {
+            None => {
+                let gone = history.gone(of, id);
+                let dropped = if gone.is_none() { drops::about(session, of, id).await? } else { None };
+                Delivery { gone, dropped, ..Delivery::settled(&subscription.name) }
+            }
             Some(slice) => {
-                let lane = lanes.get(&(subscription.id, slice.lane));
-                let blocker =
-                    blockers.get(&subscription.id).copied().filter(|_| slice.state == State::Parked);
+                let lane = lanes.get(&(of, slice.lane));
+                let blocker = match slice.state {
+                    State::Parked => blockers.get(&of).copied(),
+                    _ => predecessor(&own, &event, slice),
+                };
                 Delivery::of(&subscription.name, slice, lane, blocker, session.now)
             }
-        });
+        };
+        if delivery.is_to_be_claimed() {
+            delivery.rules = rules::in_force(session, of).await?;
+        }
+        delivery.failures = history.failures(of, id);
+        deliveries.push(delivery);
     }
     Ok(Some(EventView { event, deliveries }))
+}
+
+pub(super) async fn trace(session: &mut Session<'_>, trace: &Trace) -> Result<Traced> {
+    let mut walk = Walk::begin(trace);
+    while let Some(chunk) = walk.chunk() {
+        let row = chunks(session, [chunk].into_iter()).await?.remove(&chunk);
+        // Of a topic that was deleted there may still be rows.
+        let topic = row.as_ref().and_then(|row| session.catalog.topic_by_id(row.topic));
+        match (&row, topic) {
+            (Some(row), Some(topic)) => walk.follow(&row.decode(&topic.name)?),
+            _ => walk.follow(&[]),
+        }
+    }
+    Ok(walk.end())
 }
 
 /// All slices of chunks, in every subscription, by the primary key.
@@ -223,17 +260,18 @@ async fn writers(session: &mut Session<'_>, topic: TopicId) -> Result<HashSet<St
     session.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
-/// Uses `tramline_slice_claim`; the sum keeps the server from walking along the primary key until it has found enough.
+/// Uses `tramline_slice_dead`.
 pub(super) async fn dead(session: &mut Session<'_>, page: &Page) -> Result<Vec<DeadEvent>> {
     session.catalog.require_subscription(page.subscription)?;
     let sql = "SELECT {slice} FROM tramline_slice s WHERE s.subscription = $1 AND s.state IN (5, 6) AND s.chunk >= $2 \
-               ORDER BY s.chunk + 0, s.id LIMIT $3";
+               ORDER BY s.chunk, s.id LIMIT $3";
     // Rows of a chunk are in the order of the deaths. Up to 64 belong to what was listed before, and the last 64 may be a
     // part of their chunk: the page is filled from whole chunks between them.
     let limit = i64::from(page.limit) + 128;
     let query = session.query(sql).bind(page.subscription.0).bind(page.after.chunk().0).bind(limit);
     let found = slices(&session.all(query).await?)?;
     let rows = chunks(session, found.iter().map(|slice| slice.chunk)).await?;
+    let history = failures::read(session, found.iter().map(|slice| slice.chunk)).await?;
     let mut dead = Vec::new();
     for slice in found {
         let Some(row) = rows.get(&slice.chunk) else { continue };
@@ -244,12 +282,14 @@ pub(super) async fn dead(session: &mut Session<'_>, page: &Page) -> Result<Vec<D
                 crashes: slice.crashes,
                 error: slice.error.clone().unwrap_or_default(),
                 died_at: slice.due_at,
+                failures: Vec::new(),
             });
         }
     }
     dead.retain(|dead| dead.event.id > page.after);
     dead.sort_by_key(|dead| dead.event.id);
     dead.truncate(page.limit as usize);
+    dead.iter_mut().for_each(|dead| dead.failures = history.failures(page.subscription, dead.event.id));
     Ok(dead)
 }
 

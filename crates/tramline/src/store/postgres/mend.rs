@@ -2,17 +2,22 @@
 
 use super::lanes::{load_keys, load_marks, lock};
 use super::look::slices_of;
-use super::rows::{apply, chunks, slices, write_lanes};
+use super::rows::{apply, chunks, metas, slices, write_lanes};
 use super::session::Session;
 use crate::error::Result;
-use crate::model::id::{EventId, LaneId, SubscriptionId};
+use crate::model::failure::Gone;
+use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
 use crate::model::lane::{self, Lane};
 use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
-use crate::plan::mend::{adopt as plan_adopt, by_chunk, find, hasten, remove, replay, resend as plan_resend};
+use crate::model::time::Time;
+use crate::plan::mend::{
+    adopt as plan_adopt, by_chunk, find, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+};
 use crate::plan::{Changes, LaneView};
-use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
+use crate::store::letters::{Chosen, old_dead, whole_chunks};
+use crate::store::verbs::{Adopt, Cancel, REVIVE_STEP, ReleaseParked, Resend, Revive, Revived, Which};
 use sqlx::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -58,42 +63,81 @@ impl Bench {
     }
 }
 
-pub(super) async fn revive(session: &mut Session<'_>, revive: &Revive) -> Result<u64> {
+pub(super) async fn revive(session: &mut Session<'_>, revive: &Revive) -> Result<Revived> {
     session.catalog.require_subscription(revive.subscription)?;
-    let (wanted, since) = match &revive.which {
-        Which::Ids(ids) => (Some(by_chunk(ids)), i64::MIN),
-        Which::All => (None, i64::MIN),
-        Which::Since(time) => (None, time.0),
+    let id = revive.subscription;
+    let (chunks, next) = match &revive.which {
+        Which::Ids(ids) => (by_chunk(ids).into_keys().map(|chunk| chunk.0).collect(), None),
+        _ => whole_chunks(buried_chunks(session, id, revive.after).await?, REVIVE_STEP as usize),
     };
-    let chunks: Vec<i64> = match &wanted {
-        Some(wanted) => wanted.keys().map(|chunk| chunk.0).collect(),
-        None => buried_chunks(session, revive.subscription, since).await?,
-    };
-    let mut bench = Bench::lay(session, revive.subscription, &chunks, &BURIED).await?;
-    let mut count = 0;
-    for slice in bench.slices.iter().filter(|slice| slice.due_at.0 >= since) {
-        let mask = match &wanted {
-            Some(wanted) => wanted.get(&slice.chunk).map_or(Mask::EMPTY, |wanted| slice.mask.and(*wanted)),
-            None => slice.mask,
-        };
-        if mask.is_empty() {
-            continue;
-        }
-        count += u64::from(mask.count());
-        match revive.how {
-            Revival::Replay => replay(slice, mask, session.now, &mut bench.changes),
-            Revival::Drop => remove(slice, mask, bench.views.get_mut(&slice.lane), &mut bench.changes),
+    let mut bench = Bench::lay(session, id, &chunks, &BURIED).await?;
+    let chosen = chosen(session, &revive.which, &chunks).await?;
+    let mut revived = Revived { count: 0, next, now: session.now };
+    let mut how = revive.how;
+    for slice in &bench.slices {
+        let mask = chosen.of(slice);
+        if !mask.is_empty() {
+            revived.count += u64::from(mask.count());
+            let view = bench.views.get_mut(&slice.lane);
+            plan_revive(slice, mask, &mut how, session.now, view, &mut bench.changes);
         }
     }
     bench.done(session).await?;
-    Ok(count)
+    Ok(revived)
 }
 
-async fn buried_chunks(session: &mut Session<'_>, id: SubscriptionId, since: i64) -> Result<Vec<i64>> {
-    let sql = "SELECT DISTINCT s.chunk FROM tramline_slice s \
-               WHERE s.subscription = $1 AND s.state IN (5, 6) AND s.due_at >= $2";
-    let query = session.query(sql).bind(id.0).bind(since);
+async fn chosen(session: &mut Session<'_>, which: &Which, chunks: &[i64]) -> Result<Chosen> {
+    let letters = match (which, which.letters()) {
+        (Which::Ids(ids), _) => return Ok(Chosen::by_number(by_chunk(ids))),
+        (_, letters) => letters.unwrap_or_default(),
+    };
+    let asked = chunks.iter().filter(|_| letters.asks_for_events());
+    let rows = metas(session, asked.map(|chunk| ChunkId(*chunk))).await?;
+    Chosen::by_letters(letters, rows.values(), &session.catalog)
+}
+
+/// By `tramline_slice_dead`.
+async fn buried_chunks(session: &mut Session<'_>, id: SubscriptionId, after: EventId) -> Result<Vec<i64>> {
+    let sql = "SELECT s.chunk FROM tramline_slice s WHERE s.subscription = $1 AND s.state IN (5, 6) AND s.chunk > $2 \
+               ORDER BY s.chunk LIMIT $3";
+    let query = session.query(sql).bind(id.0).bind(after.chunk().0).bind(i64::from(REVIVE_STEP));
     session.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+/// Those of these subscriptions that have dead events which they have kept for long enough. By `tramline_slice_died`.
+pub(super) async fn with_old_dead(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
+    let catalog = session.catalog.clone();
+    let (ids, edges) = old_dead(&catalog, session.now);
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "SELECT u.id FROM unnest($1::bigint[], $2::bigint[]) AS u(id, edge) CROSS JOIN LATERAL ( \
+               SELECT 1 FROM tramline_slice s WHERE s.subscription = u.id AND s.state = 6 AND s.due_at <= u.edge LIMIT 1) f";
+    let query = session.query(sql).bind(ids).bind(edges);
+    session.all(query).await?.iter().map(|row| Ok(SubscriptionId(row.try_get(0)?))).collect()
+}
+
+/// Dead events that a subscription has kept for long enough go, oldest first, those of `limit` rows at most. True if there may be more.
+pub(super) async fn expire_dead(session: &mut Session<'_>, id: SubscriptionId, limit: u32) -> Result<bool> {
+    let catalog = session.catalog.clone();
+    let Some(kept) = catalog.require_subscription(id)?.policy.dead_retention else { return Ok(false) };
+    let edge = session.now.before(kept);
+    let sql = "SELECT s.chunk FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 6 AND s.due_at <= $2 \
+               ORDER BY s.due_at LIMIT $3";
+    let query = session.query(sql).bind(id.0).bind(edge.0).bind(i64::from(limit));
+    let rows = session.all(query).await?;
+    let chunks: BTreeSet<i64> = rows.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_>>()?;
+    bury_old(session, id, &chunks.into_iter().collect::<Vec<_>>(), edge).await?;
+    Ok(rows.len() >= limit as usize)
+}
+
+async fn bury_old(session: &mut Session<'_>, id: SubscriptionId, chunks: &[i64], edge: Time) -> Result<()> {
+    let mut bench = Bench::lay(session, id, chunks, &[State::Dead]).await?;
+    for slice in bench.slices.iter().filter(|slice| slice.due_at <= edge) {
+        let view = bench.views.get_mut(&slice.lane);
+        remove(slice, slice.mask, Gone::Expired, view, &mut bench.changes);
+    }
+    bench.done(session).await
 }
 
 pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<str>>> {
@@ -101,7 +145,7 @@ pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result
     let seen = slices_of(session, &[chunk]).await?;
     let catalog = session.catalog.clone();
     let mask = Mask::of(cancel.id.index());
-    let free = [State::Ready, State::Suspect, State::Waiting, State::Parked, State::Held];
+    let free = [State::Ready, State::Suspect, State::Waiting, State::Parked, State::Held, State::Crowded];
     let mut cancelled = Vec::new();
     for id in seen
         .iter()
@@ -113,7 +157,8 @@ pub(super) async fn cancel(session: &mut Session<'_>, cancel: &Cancel) -> Result
         let Ok(subscription) = catalog.require_subscription(id) else { continue };
         let mut bench = Bench::lay(session, id, &[chunk], &free).await?;
         let Some(slice) = find(&bench.slices, cancel.id).cloned() else { continue };
-        remove(&slice, mask, bench.views.get_mut(&slice.lane), &mut bench.changes);
+        let view = bench.views.get_mut(&slice.lane);
+        remove(&slice, mask, Gone::Cancelled, view, &mut bench.changes);
         bench.done(session).await?;
         cancelled.push(subscription.name.clone());
     }

@@ -20,6 +20,8 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (12, include_str!("migrations/0012_drop.sql")),
     (13, include_str!("migrations/0013_sealed_token.sql")),
     (14, include_str!("migrations/0014_schedule.sql")),
+    (15, include_str!("migrations/0015_limit.sql")),
+    (16, include_str!("migrations/0016_letters.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

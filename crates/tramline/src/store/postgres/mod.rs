@@ -2,7 +2,7 @@
 //!
 //! - `store`: the verbs
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
-//! - `emit` (with `idempotency`), `claim`, `order` (with `lanes`), `settle`: the walk of
+//! - `emit` (with `idempotency`), `claim` (with `floor`), `order` (with `lanes`), `settle`: the walk of
 //!   an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
@@ -19,8 +19,11 @@ mod drops;
 mod emit;
 mod erase;
 mod examine;
+mod failures;
+mod floor;
 mod idempotency;
 mod lanes;
+mod limit;
 mod look;
 mod mend;
 mod migrate;
@@ -29,6 +32,7 @@ mod order;
 mod push;
 mod remote;
 mod rows;
+mod rules;
 mod schedule;
 mod session;
 mod settle;
@@ -38,8 +42,9 @@ mod store;
 mod sweep;
 mod tally;
 mod token;
+mod unique;
 
-pub use examine::{Holder, Holds, LockWait, PostgresFigures, ReplicationSlot, TableFigures};
+pub use examine::{PostgresFigures, ReplicationSlot, TableFigures};
 pub use options::PostgresOptions;
 
 use crate::error::Result;
@@ -52,6 +57,7 @@ use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
 use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Claim, Emission, Settle, Settled};
+use floor::Floors;
 use session::{BY_INDEX_FOR_EVER, Begin, CatalogCache, Planner, Session, Texts};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Transaction};
@@ -80,6 +86,7 @@ pub struct PostgresStore {
     texts: Texts,
     cache: CatalogCache,
     proven: Proven,
+    floors: Floors,
     /// Spreads events without a key over the lanes.
     spread: AtomicU64,
     /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
@@ -131,6 +138,7 @@ impl PostgresStore {
             texts: Texts::new(schema, options.pooled),
             cache: CatalogCache::default(),
             proven: Proven::default(),
+            floors: Floors::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
         })
@@ -156,7 +164,7 @@ impl PostgresStore {
     }
 
     /// The statement that finds due work, to be given to `EXPLAIN`: its values are the subscription, the state (0 is ready),
-    /// the time in milliseconds and how many rows.
+    /// the time in milliseconds, how many rows, and after which time.
     pub fn claim_sql(&self) -> Arc<str> {
         self.texts.text(claim::DUE)
     }
@@ -198,15 +206,22 @@ impl PostgresStore {
         planner.restore(tx, &self.texts, settled).await
     }
 
-    async fn claim_by_steps(&self, claim: &Claim) -> Result<(RawClaim, Arc<Catalog>)> {
+    /// Step by step; without order, and if a floor is given, only what became due after it.
+    async fn claim_by_steps(&self, claim: &Claim, floor: Option<Time>) -> Result<(RawClaim, Arc<Catalog>)> {
         // At least once needs no sync: a claim that a power cut undoes is simply due again. What is consumed must stay so.
         let known = self.cache.get();
         let subscription = known.require_subscription(claim.subscription);
         let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
         let begin = Begin { may_be_lost, ..Begin::writing(claim.now, claim.subscription) };
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
+            session.floor = floor.unwrap_or(session.floor);
             Ok((claim::claim(session, claim).await?, session.catalog.clone()))
         })
+    }
+
+    async fn settle_by_steps(&self, settle: &Settle) -> Result<Settled> {
+        let begin = Begin::writing(settle.now, settle.subscription);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::settle(session, settle))
     }
 
     async fn connection(&self) -> Result<Hot<'_, Postgres>> {

@@ -362,7 +362,7 @@ async fn load_what_matters(
 }
 
 /// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.
-async fn next_due(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
+pub(super) async fn next_due(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
     let sql = "SELECT min(t.at) FROM tramline_lane l \
                LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
                    AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) w ON true \

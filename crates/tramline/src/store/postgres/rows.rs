@@ -1,5 +1,6 @@
 //! Rows and values: how slices, lanes and chunks are read and written. Always many at a time.
 
+use super::failures;
 use super::session::{Ended, Session};
 use crate::error::{Error, Result};
 use crate::model::chunk::ChunkRow;
@@ -168,7 +169,8 @@ pub(super) async fn apply(session: &mut Session<'_>, id: SubscriptionId, changes
     gaps(session, id, changes).await?;
     delete(session, &changes.delete).await?;
     update(session, &changes.update).await?;
-    insert(session, &changes.insert).await
+    insert(session, &changes.insert).await?;
+    failures::write(session, id, changes).await
 }
 
 /// The parked slices of keys become ready again, or suspect if they had crashes. Keys of the same hash come along; the next

@@ -134,6 +134,8 @@ pub(super) struct Session<'c> {
     pub(super) texts: &'c Texts,
     pub(super) now: Time,
     pub(super) catalog: Arc<Catalog>,
+    /// After which time a claim looks for what is due.
+    pub(super) floor: Time,
     /// What ended in this step and may be items of tallies.
     ended: Vec<Ended>,
     /// What subscriptions will never see because of this step.
@@ -168,7 +170,8 @@ impl<'c> Session<'c> {
             catalog = Arc::new(catalog::load(conn, texts).await?);
             cache.set(catalog.clone());
         }
-        Ok(Session { conn, texts, now, catalog, ended: Vec::new(), drops: Drops::default() })
+        let floor = Time(i64::MIN);
+        Ok(Session { conn, texts, now, catalog, floor, ended: Vec::new(), drops: Drops::default() })
     }
 
     /// Remembers that events have ended which may be items of tallies.

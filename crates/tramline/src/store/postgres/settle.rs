@@ -1,5 +1,6 @@
 //! Settle, extend and release: everything that a lease allows.
 
+use super::PostgresStore;
 use super::lanes::{leased, load_keys, load_marks, lock};
 use super::rows::{apply, slices, write_lanes};
 use super::session::{Ended, Query, Session};
@@ -17,6 +18,7 @@ use crate::plan::settle::{by_lane_of, settle as plan_settle, settle_lane};
 use crate::plan::{Changes, LaneView};
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result<Settled> {
@@ -31,8 +33,30 @@ pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result
     if !ordered.is_empty() {
         settle_lanes(session, settle, &ordered, policy, &mut answer).await?;
     }
+    answer.wake |= answer.frees(policy);
     answer.news = session.finish().await?;
     Ok(answer)
+}
+
+impl PostgresStore {
+    /// What most settlements come to, in one round trip: all that slices hold is done, and there is no order. Gives the results of
+    /// which that is true; the others are as they were.
+    pub(super) async fn settle_done(&self, settle: &Settle) -> Result<BTreeSet<usize>> {
+        let all: Vec<usize> = (0..settle.results.len()).collect();
+        let wanted = whole(settle, &all);
+        let is_plain = wanted.len() == all.len() && settle.results.iter().all(|one| !one.lease.is_ordered());
+        let catalog = self.cache.get();
+        let known = catalog.require_subscription(settle.subscription);
+        // Where there are limits, somebody may wait for what comes free.
+        let is_unlimited = known.is_ok_and(|subscription| subscription.policy.limits.is_none());
+        if self.texts.pooled || !is_unlimited || !is_plain {
+            return Ok(BTreeSet::new());
+        }
+        let mut conn = self.connection().await?;
+        let rows = bind_done(self.texts.query(ALONE), settle, &wanted).fetch_all(&mut *conn).await?;
+        conn.keep();
+        Ok(gone(settle, &wanted, &rows)?.into_keys().collect())
+    }
 }
 
 async fn settle_slices(
@@ -52,7 +76,7 @@ async fn settle_slices(
         by_lease.entry(settle.results[at].lease).or_default().push(at);
     }
     let rows = lock_slices(session, settle.subscription, by_lease.keys()).await?;
-    let mut changes = Changes::default();
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
     for (lease, results) in by_lease {
         let outcomes: Vec<(u32, Outcome)> =
             results.iter().flat_map(|at| settle.results[*at].outcomes.iter().cloned()).collect();
@@ -86,55 +110,77 @@ async fn finish(
 }
 
 /// Deletes slices of which every event is done, and gives the lanes of those results.
-///
-/// Uses the primary key `(chunk, id)`; the sums keep the server from thinking of `tramline_slice_claim` instead.
 async fn delete_done(
     session: &mut Session<'_>,
     settle: &Settle,
     results: &[usize],
 ) -> Result<BTreeMap<usize, LaneId>> {
-    let whole = |at: &usize| {
-        let result = &settle.results[*at];
-        result.is_all_done()
-            && result.mask().count() as usize == result.outcomes.len()
-            && !result.outcomes.is_empty()
-    };
-    let mut wanted: Vec<usize> = results.iter().copied().filter(whole).collect();
+    let wanted = whole(settle, results);
     if wanted.is_empty() {
         return Ok(BTreeMap::new());
     }
-    wanted.sort_by_key(|at| (settle.results[*at].lease.chunk, settle.results[*at].lease.slice));
-    let sql = "DELETE FROM tramline_slice s USING unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
-               $6::bigint[], $7::bigint[]) AS u(chunk, id, lane, epoch, owner, mask) \
-               WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane \
-               AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state + 0 IN (1, 7) \
-               RETURNING s.chunk, s.id, s.lane, s.tallied, s.mask";
-    let query = bind_leases(
-        session.query(sql).bind(settle.subscription.0),
-        wanted.iter().map(|at| &settle.results[*at].lease),
-    )
-    .bind(wanted.iter().map(|at| settle.results[*at].mask().to_i64()).collect::<Vec<i64>>());
-    let mut gone = BTreeMap::new();
+    let query = bind_done(session.query(IN_A_STEP), settle, &wanted);
+    let rows = session.all(query).await?;
     let mut ended = Vec::new();
-    for row in session.all(query).await? {
-        let (chunk, id) = (ChunkId(row.try_get(0)?), SliceId(row.try_get(1)?));
+    for row in &rows {
         if row.try_get(3)? {
-            let (subscription, mask) = (settle.subscription, Mask::from_i64(row.try_get(4)?));
-            ended.push(Ended { subscription, chunk, mask, ending: Ending::Done });
-        }
-        let is_it = |at: &&usize| {
-            let lease = &settle.results[**at].lease;
-            (lease.chunk, lease.slice) == (chunk, id)
-        };
-        // Of two equal results the first one counts; the other finds its lease gone.
-        if let Ok(near) = wanted.binary_search_by_key(&(chunk, id), |at| {
-            (settle.results[*at].lease.chunk, settle.results[*at].lease.slice)
-        }) {
-            let first = wanted[..=near].iter().rev().take_while(is_it).last();
-            gone.insert(first.copied().unwrap_or(wanted[near]), LaneId(row.try_get(2)?));
+            let (chunk, mask) = (ChunkId(row.try_get(0)?), Mask::from_i64(row.try_get(4)?));
+            ended.push(Ended { subscription: settle.subscription, chunk, mask, ending: Ending::Done });
         }
     }
     session.end(ended.into_iter());
+    gone(settle, &wanted, &rows)
+}
+
+/// Uses the primary key `(chunk, id)`; the sums keep the server from thinking of `tramline_slice_claim` instead.
+macro_rules! delete_done {
+    ($and:literal) => {
+        concat!(
+            "DELETE FROM tramline_slice s USING unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
+             $6::bigint[], $7::bigint[]) AS u(chunk, id, lane, epoch, owner, mask) \
+             WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane \
+             AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state + 0 IN (1, 7)",
+            $and,
+            " RETURNING s.chunk, s.id, s.lane, s.tallied, s.mask"
+        )
+    };
+}
+
+const IN_A_STEP: &str = delete_done!("");
+/// A transaction of its own: like a step it keeps the subscription from being deleted meanwhile, and nothing else may end with
+/// the events.
+const ALONE: &str = delete_done!(
+    " AND NOT s.tallied \
+     AND (SELECT pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, $1::int)) IS NOT NULL"
+);
+
+/// Those of the results that may be all that their slices hold, all of it done, in the order of the rows.
+fn whole(settle: &Settle, results: &[usize]) -> Vec<usize> {
+    let is_whole = |at: &usize| settle.results[*at].is_all_done() && !settle.results[*at].outcomes.is_empty();
+    let mut whole: Vec<usize> = results.iter().copied().filter(is_whole).collect();
+    whole.sort_by_key(|at| row_of(settle, *at));
+    whole
+}
+
+fn row_of(settle: &Settle, at: usize) -> (ChunkId, SliceId) {
+    (settle.results[at].lease.chunk, settle.results[at].lease.slice)
+}
+
+fn bind_done(query: Query, settle: &Settle, wanted: &[usize]) -> Query {
+    let leases = wanted.iter().map(|at| &settle.results[*at].lease);
+    let masks = wanted.iter().map(|at| settle.results[*at].mask().to_i64()).collect::<Vec<i64>>();
+    bind_leases(query.bind(settle.subscription.0), leases).bind(masks)
+}
+
+/// The results whose rows were deleted, and their lanes. Of two equal results the first one counts; the other finds its lease gone.
+fn gone(settle: &Settle, wanted: &[usize], rows: &[PgRow]) -> Result<BTreeMap<usize, LaneId>> {
+    let mut gone = BTreeMap::new();
+    for row in rows {
+        let key = (ChunkId(row.try_get(0)?), SliceId(row.try_get(1)?));
+        let lane = LaneId(row.try_get(2)?);
+        let first = wanted.partition_point(|at| row_of(settle, *at) < key);
+        gone.extend(wanted.get(first).map(|at| (*at, lane)));
+    }
     Ok(gone)
 }
 
@@ -187,7 +233,7 @@ async fn settle_lanes(
     views.retain(|lane, _| by_lane.contains_key(lane));
     finish_in_lanes(session, settle, &mut views, &mut by_lane, answer).await?;
     let all = load_lanes(session, settle, &mut views, &by_lane).await?;
-    let mut changes = Changes::default();
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
     let mut all = by_lane_of(all);
     for (lane, results) in by_lane.iter().filter(|(_, results)| !results.is_empty()) {
         let Some(view) = views.get_mut(lane) else { continue };

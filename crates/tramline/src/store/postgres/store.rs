@@ -1,17 +1,18 @@
 //! The verbs: each is one step, or a few.
 
 use super::claim::Due;
+use super::floor::Way;
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    PostgresStore, catalog, claim, drops, look, mend, push, remote, schedule, settle, shed, sweep, tally,
-    token,
+    PostgresStore, catalog, claim, drops, look, mend, push, remote, rules, schedule, settle, shed, sweep,
+    tally, token,
 };
 use crate::error::{Kind, Result};
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
-use crate::model::rule::AuditEntry;
+use crate::model::rule::{AuditEntry, PatternRule};
 use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
@@ -25,6 +26,7 @@ use crate::store::verbs_tally::*;
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use tokio::time::Instant;
 
 #[async_trait]
 impl Store for PostgresStore {
@@ -104,13 +106,32 @@ impl Store for PostgresStore {
 
     async fn set_rule(&self, set: SetRule) -> Result<()> {
         let begin = Begin::writing(set.now, set.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| catalog::set_rule(session, &set))
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| rules::set(session, &set))
+    }
+
+    async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
+        let begin = Begin::reading(set.now);
+        step!(self, Tries::patient(), |tx| self.session(tx, begin), |session| rules::set_by_pattern(
+            session, &set
+        ))
+    }
+
+    async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
+        let begin = Begin::reading(remove.now);
+        step!(self, Tries::patient(), |tx| self.session(tx, begin), |session| rules::remove_by_pattern(
+            session, &remove
+        ))
+    }
+
+    async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>> {
+        let begin = Begin::reading(now);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| rules::by_pattern(session))
     }
 
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
         let begin = Begin::reading(None);
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
-            catalog::audit(session, subscription, limit)
+            rules::audit(session, subscription, limit)
         })
     }
 
@@ -120,19 +141,40 @@ impl Store for PostgresStore {
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         let known = self.cache.get();
-        let due = match known.require_subscription(claim.subscription) {
-            Ok(subscription) => self.claim_due(&claim, &subscription.policy, known.version).await?,
-            Err(_) => Due::Undecided, // it may be new
+        // Nobody knows yet what is new, and what has an order has no floor: what was parked comes back in its old place.
+        let policy = known.require_subscription(claim.subscription).ok().map(|it| &it.policy);
+        let began = Instant::now();
+        let way = match policy {
+            Some(policy) if !policy.is_ordered() && claim.now.is_none() => {
+                self.floors.way(claim.subscription, began)
+            }
+            _ => Way::Call,
+        };
+        let due = match (policy, way) {
+            (Some(policy), Way::Call) => self.claim_due(&claim, policy, known.version).await?,
+            (_, Way::Call) => Due::Undecided,
+            (_, Way::All) => {
+                let (raw, catalog) = self.claim_by_steps(&claim, None).await?;
+                self.looked(&claim, &raw, began);
+                return raw.decode(&catalog);
+            }
+            (_, Way::After(floor)) => {
+                let (raw, catalog) = self.claim_by_steps(&claim, Some(floor)).await?;
+                return raw.decode(&catalog);
+            }
         };
         let (first, rest) = match due {
-            Due::All(raw) => return raw.decode(&known),
+            Due::All(raw) => {
+                self.looked(&claim, &raw, began);
+                return raw.decode(&known);
+            }
             Due::Undecided => (None, claim),
             Due::Some(raw) => {
                 let rest = raw.rest_of(&claim);
                 (Some(raw), rest)
             }
         };
-        match (first, self.claim_by_steps(&rest).await) {
+        match (first, self.claim_by_steps(&rest, None).await) {
             (None, claimed) => claimed.and_then(|(raw, catalog)| raw.decode(&catalog)),
             (Some(first), Ok((raw, catalog))) => first.and(raw).decode(&catalog),
             (Some(first), Err(error)) if first.slices.is_empty() => Err(error),
@@ -142,8 +184,24 @@ impl Store for PostgresStore {
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
-        let begin = Begin::writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::settle(session, &settle))
+        let done = self.settle_done(&settle).await?;
+        if done.is_empty() {
+            return self.settle_by_steps(&settle).await;
+        }
+        let left = settle.results.iter().enumerate().filter(|(at, _)| !done.contains(at));
+        let results = left.map(|(_, result)| result.clone()).collect();
+        let rest = Settle { results, ..settle.clone() };
+        let mut settled = match rest.results.is_empty() {
+            true => Settled::default(),
+            false => self.settle_by_steps(&rest).await?,
+        };
+        let mut answers = settled.accepted.into_iter();
+        let told = |(at, result): (usize, &SettleSlice)| match done.contains(&at) {
+            true => vec![true; result.outcomes.len()],
+            false => answers.next().unwrap_or_default(),
+        };
+        settled.accepted = settle.results.iter().enumerate().map(told).collect();
+        Ok(settled)
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
@@ -171,6 +229,12 @@ impl Store for PostgresStore {
     async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
         step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(find.now)), |session| look::event(
             session, find.id
+        ))
+    }
+
+    async fn trace(&self, trace: Trace) -> Result<Traced> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| look::trace(
+            session, &trace
         ))
     }
 
@@ -210,7 +274,7 @@ impl Store for PostgresStore {
         ))
     }
 
-    async fn revive(&self, revive: Revive) -> Result<u64> {
+    async fn revive(&self, revive: Revive) -> Result<Revived> {
         let begin = Begin::writing(revive.now, revive.subscription);
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| mend::revive(session, &revive))
     }
@@ -413,10 +477,10 @@ impl Store for PostgresStore {
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         let begin = Begin::reading(sweep.now);
-        let (mut swept, ended) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+        let (mut swept, rest) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
             sweep::sweep(session, &sweep)
         })?;
-        for id in ended {
+        for id in rest.ended {
             let begin = Begin::writing(sweep.now, id);
             let interrupted =
                 step!(self, Tries::few(), |tx| self.session(tx, begin), |session| claim::interrupt(
@@ -429,6 +493,17 @@ impl Store for PostgresStore {
                 Err(error) => return Err(error),
             }
             swept.wake.push(id);
+        }
+        for id in rest.old_dead {
+            let begin = Begin::writing(sweep.now, id);
+            let expired = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+                mend::expire_dead(session, id, sweep.limit)
+            });
+            match expired {
+                Ok(more) => swept.more |= more,
+                Err(error) if error.kind() == Kind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
         swept.wake.sort_unstable();
         swept.wake.dedup();

@@ -3,10 +3,15 @@
 use super::claim;
 use super::drops;
 use super::erase::erase;
+use super::failures;
+use super::limit;
 use super::look::workers;
+use super::mend;
 use super::remote;
 use super::rows::{chunk, insert};
+use super::rules;
 use super::session::Session;
+use super::unique;
 use crate::error::Result;
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::subscription::Topic;
@@ -74,8 +79,17 @@ async fn bury(session: &mut Session<'_>, owner: Incarnation) -> Result<BTreeSet<
     Ok(woken)
 }
 
-/// All but what writes slices: see [`super::claim::interrupt`], which is one step for each subscription that is given here.
-pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Vec<SubscriptionId>)> {
+/// What a sweep has still to do, one step for each subscription, because it writes slices.
+#[derive(Default)]
+pub(super) struct Rest {
+    /// At most once: claims have ended. See [`super::claim::interrupt`].
+    pub(super) ended: Vec<SubscriptionId>,
+    /// Dead events were kept for long enough. See [`super::mend::expire_dead`].
+    pub(super) old_dead: Vec<SubscriptionId>,
+}
+
+/// All but what writes slices.
+pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Rest)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
     if let Some(dead_after) = sweep.dead_after {
@@ -87,17 +101,21 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(S
             swept.workers += 1;
         }
     }
+    let dispersed = limit::disperse_some(session, sweep.limit).await?;
+    swept.more |= !dispersed.is_empty();
+    wake.extend(dispersed);
     wake.extend(backfills(session).await?);
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
-    swept.more = erase(session, sweep.limit).await?;
+    swept.more |= erase(session, sweep.limit).await?;
     swept.chunks = retire(session, sweep.limit).await?;
     swept.more |= swept.chunks >= u64::from(sweep.limit);
     expire_entries(session, sweep.limit).await?;
     let all = session.catalog.clone();
     let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
     let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
-    Ok((swept, ended))
+    let old_dead = mend::with_old_dead(session).await?;
+    Ok((swept, Rest { ended, old_dead }))
 }
 
 async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
@@ -144,13 +162,14 @@ pub(super) async fn remove_chunks(session: &mut Session<'_>, chunks: Vec<i64>) -
     let sql = "WITH gone AS (DELETE FROM tramline_chunk c WHERE c.chunk = ANY($1) \
                AND NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk) RETURNING c.topic, c.count) \
                SELECT g.topic, count(*), sum(g.count)::bigint FROM gone g GROUP BY g.topic";
-    let query = session.query(sql).bind(chunks);
+    let query = session.query(sql).bind(chunks.clone());
     let (mut topics, mut counts, mut removed) = (Vec::new(), Vec::new(), 0);
     for row in session.all(query).await? {
         topics.push(row.try_get::<i64, _>(0)?);
         removed += row.try_get::<i64, _>(1)?;
         counts.push(row.try_get::<i64, _>(2)?);
     }
+    failures::forget(session, chunks).await?;
     let events: i64 = counts.iter().sum();
     // In the order of their numbers: two nodes that remove at once wait for each other and never in a circle.
     let sql = "UPDATE tramline_topic t SET removed_events = t.removed_events + l.events FROM ( \
@@ -176,10 +195,10 @@ async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {
                WHERE i.expires_at <= $1 ORDER BY i.expires_at LIMIT $2 FOR UPDATE SKIP LOCKED)";
     let query = session.query(sql).bind(session.now.0).bind(i64::from(limit));
     session.run(query).await?;
-    let query = session.query("DELETE FROM tramline_rule WHERE until <= $1").bind(session.now.0);
-    session.run(query).await?;
+    rules::expire(session).await?;
     remote::expire(session, limit).await?;
     drops::expire(session, limit).await?;
+    unique::expire(session, limit).await?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - $1";
     let query = session.query(sql).bind(AUDIT_KEPT);
     session.run(query).await.map(|_| ())

@@ -4,27 +4,24 @@ use super::erase;
 use super::link::{Command, text};
 use super::pack::damaged;
 use super::rows::{Logged, lanes, lanes_key, logged, write_lane};
+use super::rules;
 use super::session::{Session, key, number};
 use super::tuple::{Columns, Tuple};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::{self, DEFAULT_LANES, Lane};
 use crate::model::name;
-use crate::model::rule::{AuditEntry, Rule, RuleKind};
 use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::{Time, millis};
 use crate::store::catalog::{Catalog, still_left};
 use crate::store::deleted::{Deleted, lanes_of};
-use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
+use crate::store::verbs::{PutSubscription, PutTopic};
 use redis::Value;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How many entries of the audit go in one step.
-const PAGE: usize = 1_000;
 
 /// A topic as it is stored.
 #[derive(Serialize, Deserialize)]
@@ -129,7 +126,7 @@ fn topics(session: &Session<'_>) -> Result<Vec<Topic>> {
     Ok(topics)
 }
 
-fn read<T: DeserializeOwned>(row: &[u8]) -> Result<T> {
+pub(super) fn read<T: DeserializeOwned>(row: &[u8]) -> Result<T> {
     serde_json::from_slice(row).map_err(|error| damaged().because(error))
 }
 
@@ -249,13 +246,10 @@ pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> 
     }
     changed(session)?;
     let topics = wanted.into_iter().map(Arc::from).collect();
-    Ok(Subscription {
-        id,
-        name: Arc::from(put.name.as_str()),
-        topics,
-        policy: put.policy.clone(),
-        created_at,
-    })
+    let name = Arc::from(put.name.as_str());
+    let subscription = Subscription { id, name, topics, policy: put.policy.clone(), created_at };
+    rules::resolve(session, &subscription)?;
+    Ok(subscription)
 }
 
 fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &PutSubscription) -> Result<()> {
@@ -328,6 +322,7 @@ pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<(
         session.forget(session.key(&format!("{table}:{id}")));
     }
     session.remove(session.key("push"), id.to_string());
+    super::limit::forget(session, id);
     super::drops::forget(session, id)?;
     session.remove(session.key("subscriptions"), id.to_string());
     changed(session)
@@ -343,100 +338,4 @@ pub(super) fn backfill_cursor(
         one.subscription == id && (lane == LaneId::WHOLE || one.topic == lane.topic()) && one.is_open()
     };
     Ok(fillings(session)?.into_iter().filter(of_lane).map(|one| ChunkId(one.next)).min())
-}
-
-/// The rule in force that stops a subscription, if any; a block before a pause.
-pub(super) fn stopped_by(session: &Session<'_>, id: SubscriptionId) -> Result<Option<RuleKind>> {
-    Ok(rules(session, id)?.into_iter().map(|rule| rule.kind).max())
-}
-
-pub(super) fn rules_key(session: &Session<'_>, id: SubscriptionId) -> Vec<u8> {
-    session.key(&format!("rules:{id}"))
-}
-
-pub(super) fn rules(session: &Session<'_>, id: SubscriptionId) -> Result<Vec<Rule>> {
-    let mut rules = Vec::new();
-    for row in session.all(&rules_key(session, id))?.into_values() {
-        let rule: Rule = read(&row)?;
-        rules.extend(Some(rule).filter(|rule| rule.until.is_none_or(|until| until > session.now)));
-    }
-    rules.sort_by_key(|rule| rule.kind.as_str());
-    Ok(rules)
-}
-
-/// Removes rules that have ended.
-pub(super) fn expire_rules(session: &Session<'_>) -> Result<()> {
-    for subscription in session.catalog().subscriptions() {
-        for (kind, row) in session.all(&rules_key(session, subscription.id))? {
-            let rule: Rule = read(&row)?;
-            if rule.until.is_some_and(|until| until <= session.now) {
-                session.remove(rules_key(session, subscription.id), kind);
-            }
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn set_rule(session: &Session<'_>, set: &SetRule) -> Result<()> {
-    session.catalog().require_subscription(set.subscription)?;
-    let (table, kind) = (rules_key(session, set.subscription), set.kind.as_str());
-    match set.until {
-        None => session.remove(table, kind),
-        Some(end) => {
-            let until = match end {
-                RuleEnd::Open => None,
-                RuleEnd::At(time) => Some(time),
-            };
-            let old: Option<Rule> =
-                session.get(&table, kind.as_bytes())?.map(|row| read(&row)).transpose()?;
-            let since = old.map_or(session.now, |old| old.since);
-            let rule = Rule { kind: set.kind, by: set.by.clone(), reason: set.reason.clone(), since, until };
-            session.put(table, kind, written(&rule));
-        }
-    }
-    add_audit(session, set.subscription, &set.by, set.action(), &set.reason)
-}
-
-/// Writes down who did what.
-pub(super) fn add_audit(
-    session: &Session<'_>,
-    id: SubscriptionId,
-    by: &str,
-    action: &str,
-    reason: &str,
-) -> Result<()> {
-    let entry = AuditEntry { at: session.now, by: by.into(), action: action.into(), reason: reason.into() };
-    let number = session.draw("audit", 1)?;
-    session.enter(audit_key(session, id), Tuple::new().with(&[number]).carrying(&written(&entry)));
-    Ok(())
-}
-
-fn audit_key(session: &Session<'_>, id: SubscriptionId) -> Vec<u8> {
-    session.key(&format!("audit:{id}"))
-}
-
-pub(super) fn audit(session: &Session<'_>, id: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
-    let members = session.range_back(&audit_key(session, id), Tuple::new().all(), limit as usize)?;
-    let entry = |member: &Vec<u8>| {
-        let mut columns = Columns(member);
-        columns.number();
-        read(columns.load())
-    };
-    members.iter().map(entry).collect()
-}
-
-/// Forgets what was written down before the last `kept` entries of all subscriptions.
-pub(super) fn expire_audit(session: &Session<'_>, kept: i64) -> Result<()> {
-    let before = session.draw("audit", 0)? - kept;
-    if before <= 0 {
-        return Ok(());
-    }
-    for subscription in session.catalog().subscriptions() {
-        let index = audit_key(session, subscription.id);
-        let range = (Tuple::new().bytes(), Tuple::new().with(&[before]).bytes());
-        for member in session.range(&index, range, PAGE)? {
-            session.withdraw(index.clone(), member);
-        }
-    }
-    Ok(())
 }

@@ -1,13 +1,15 @@
 //! Claim where there is no order. Ordered subscriptions: see [`super::order`].
 
-use super::catalog::{is_filling, rules_key, stopped_by};
+use super::catalog::is_filling;
 use super::compact::compact;
+use super::limit;
 use super::link::Command;
 use super::order;
 use super::rows::{
     Entry, FIRST_CHUNKS, apply, entries, expect_all, expect_chunks, expect_entries, lanes_key, load,
     one_chunk,
 };
+use super::rules;
 use super::session::{Session, hgetall};
 use super::tuple::Tuple;
 use crate::error::Result;
@@ -19,6 +21,7 @@ use crate::model::time::Time;
 use crate::plan::Changes;
 use crate::plan::claim::{Taker, take};
 use crate::plan::expire::expire;
+use crate::plan::limit::Crowd;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
 use crate::store::verbs::{Claim, Suspects};
@@ -34,24 +37,58 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
     let catalog = session.catalog();
     let subscription = catalog.require_subscription(claim.subscription)?;
     expect(session, claim.subscription, &subscription.policy)?;
-    let mut raw = RawClaim {
-        now: session.now,
-        stopped_by: stopped_by(session, claim.subscription)?,
-        ..RawClaim::default()
-    };
-    if raw.stopped_by.is_some() {
-        return Ok(raw);
+    let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
+    if let Some(stop) = rules::stop(session, claim.subscription)? {
+        return Ok(raw.stopped(stop));
     }
     raw.backfilling = is_filling(session, claim.subscription)?;
     let policy = &subscription.policy;
+    if policy.limits.is_none() {
+        take_all(session, claim, policy, None, &mut raw)?;
+    } else {
+        take_limited(session, claim, policy, &mut raw)?;
+    }
+    raw.news = session.finish()?;
+    raw.chunks = load_chunks(session, &raw)?;
+    Ok(raw)
+}
+
+/// Takes no more than the limits of the subscription allow.
+fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut RawClaim) -> Result<()> {
+    let id = claim.subscription;
+    let mut limit = limit::lay(session, claim, policy)?;
+    if !limit.is_reached() {
+        let clipped = limit.clip(claim);
+        take_all(session, &clipped, policy, limit.crowd.as_mut(), raw)?;
+    }
+    let starts = limit.end(raw);
+    if !raw.slices.is_empty() {
+        limit::keep(session, id, starts.as_deref())?;
+    }
+    if raw.limited && raw.next_due.is_none() {
+        raw.next_due = match policy.is_ordered() {
+            true => session.loosely(|| order::next_due(session, id))?,
+            false => next_due(session, id, session.now)?,
+        };
+    }
+    Ok(())
+}
+
+fn take_all(
+    session: &Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    mut crowd: Option<&mut Crowd>,
+    raw: &mut RawClaim,
+) -> Result<()> {
     for _ in 0..ROUNDS {
         let mut taker = Taker::new(claim, policy, session.now);
         if policy.is_ordered() {
-            order::claim(session, claim, policy, &mut taker, &mut raw)?;
+            order::claim(session, claim, policy, &mut taker, raw)?;
         } else {
-            unordered(session, claim, policy, &mut taker, &mut raw)?;
+            unordered(session, claim, policy, crowd.as_deref_mut(), &mut taker, raw)?;
         }
-        let gave_way = policy.compact && compact(session, claim.subscription, &mut raw)?;
+        let gave_way = policy.compact && compact(session, claim.subscription, raw)?;
         if gave_way {
             raw.next_due = Some(session.now);
         }
@@ -59,14 +96,13 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
             break;
         }
     }
-    raw.news = session.finish()?;
-    raw.chunks = load_chunks(session, &raw)?;
-    Ok(raw)
+    Ok(())
 }
 
 /// Says what every claim reads first.
 fn expect(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
-    let reads: Vec<Command> = vec![hgetall(&rules_key(session, id)), hgetall(&session.key("consumed"))];
+    let reads: Vec<Command> =
+        vec![hgetall(&rules::rules_key(session, id)), hgetall(&session.key("consumed"))];
     if policy.is_ordered() {
         let read = session.expect(reads);
         return session.loosely(|| session.expect([hgetall(&lanes_key(session, id))])).and(read);
@@ -113,6 +149,7 @@ fn unordered(
     session: &Session<'_>,
     claim: &Claim,
     policy: &Policy,
+    crowd: Option<&mut Crowd>,
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<()> {
@@ -120,22 +157,34 @@ fn unordered(
     raw.until = taker.until;
     session.loosely(|| expect_due(session, id))?;
     expire_leases(session, id, policy, &[State::Leased, State::Consumed])?;
+    let many = if crowd.is_some() { EXPIRED as u32 } else { 1 };
+    let suspects = due(session, id, State::Suspect, now, many)?;
+    raw.suspects_wait |= !suspects.is_empty() && claim.suspects == Suspects::Leave;
     let mut changes = Changes::default();
-    let suspects = due(session, id, State::Suspect, now, 1)?;
-    match (claim.suspects, suspects.is_empty()) {
-        (Suspects::TakeOne, false) => {
+    match crowd {
+        Some(crowd) => {
+            if claim.suspects == Suspects::TakeOne {
+                limit::take_suspect(session, load(session, &suspects)?, crowd, taker, raw)?;
+            }
+            if !raw.slices.is_empty() {
+                return Ok(());
+            }
+            limit::take_by_key(session, id, crowd, taker, raw)?;
+        }
+        None if claim.suspects == Suspects::TakeOne && !suspects.is_empty() => {
             raw.slices = take(load(session, &suspects)?, taker, &mut changes);
             return apply(session, id, &changes);
         }
-        (Suspects::Leave, false) => raw.suspects_wait = true,
-        _ => {}
+        None => {
+            let ready = due(session, id, State::Ready, now, taker.events)?;
+            expect_all(session, ready.iter(), FIRST_CHUNKS)?;
+            raw.slices = take(load(session, &ready)?, taker, &mut changes);
+            apply(session, id, &changes)?;
+        }
     }
-    let ready = due(session, id, State::Ready, now, taker.events)?;
-    expect_all(session, ready.iter(), FIRST_CHUNKS)?;
-    raw.slices = take(load(session, &ready)?, taker, &mut changes);
-    apply(session, id, &changes)?;
     if !taker.is_full() {
-        raw.next_due = next_due(session, id)?;
+        let next = next_due(session, id, Time(0))?;
+        raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
     Ok(())
 }
@@ -159,6 +208,15 @@ fn expire_leases(
     }
     apply(session, id, &changes)?;
     Ok(count)
+}
+
+/// Looks after every lease that has ended.
+pub(super) fn end_lapsed(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+    if policy.is_ordered() {
+        return order::interrupt(session, id, policy).map(|_| ());
+    }
+    while expire_leases(session, id, policy, &[State::Leased, State::Consumed])? >= EXPIRED {}
+    Ok(())
 }
 
 /// At most once: claims that have ended are interrupted, also where nobody claims any more.
@@ -230,15 +288,32 @@ fn from_rank(state: State, rank: i64) -> (Vec<u8>, Vec<u8>) {
     (Tuple::new().with(&columns).with(&[rank]).bytes(), Tuple::new().with(&columns).end())
 }
 
-/// The next time at which something becomes due: a delay or a lease that ends. One look per state and priority.
-fn next_due(session: &Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
+/// The next time after another one at which something becomes due: a delay or a lease that ends. One look per state and priority, or
+/// two.
+fn next_due(session: &Session<'_>, id: SubscriptionId, after: Time) -> Result<Option<Time>> {
     let mut next: Option<i64> = None;
     for state in [State::Ready, State::Leased, State::Consumed] {
         let mut rank = 0;
         while let Some(first) = first_from(session, id, state, rank)? {
             rank = first.rank + 1;
-            next = Some(next.map_or(first.pos, |next| next.min(first.pos)));
+            let first = match first.pos > after.0 {
+                true => Some(first),
+                false => first_after(session, id, state, first.rank, after)?,
+            };
+            next = next.into_iter().chain(first.map(|first| first.pos)).min();
         }
     }
     Ok(next.map(Time))
+}
+
+fn first_after(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    state: State,
+    rank: i64,
+    after: Time,
+) -> Result<Option<Entry>> {
+    let of_rank = Tuple::new().with(&[state as i64, 0, rank]);
+    let range = (of_rank.clone().with(&[after.0.saturating_add(1)]).bytes(), of_rank.end());
+    session.loosely(|| Ok(entries(session, id, range, 1)?.pop()))
 }

@@ -55,7 +55,7 @@ fn later_pending(
     (topic, key): &Object,
     event: EventId,
 ) -> Result<Option<EventId>> {
-    let pending = [State::Ready, State::Suspect, State::Waiting, State::Parked];
+    let pending = [State::Ready, State::Suspect, State::Waiting, State::Parked, State::Crowded];
     let mut at = head(session, *topic, key)?.map_or(EventId(0), |head| head.last_id);
     for _ in 0..STEPS {
         if at <= event {

@@ -11,6 +11,9 @@ use crate::model::time::Time;
 use crate::store::drops::{Drops, KEPT, MERGED, MOST};
 use crate::store::verbs::{DropTotal, ListDrops};
 
+/// How many records are read at a time.
+const PAGE: usize = 200;
+
 /// A record as it is stored: whose, why, the first and the last event, how many, and when.
 type Row = (i64, String, i64, i64, i64, i64);
 
@@ -119,6 +122,21 @@ pub(super) fn list(session: &Session<'_>, list: &ListDrops) -> Result<Vec<DropRe
         None => session.range_back(&index, Tuple::new().all(), limit)?,
     };
     load(session, &members)
+}
+
+/// The newest record that an event may be in.
+pub(super) fn about(session: &Session<'_>, of: SubscriptionId, event: EventId) -> Result<Option<DropRecord>> {
+    let mut to = Tuple::new().end();
+    loop {
+        let members = session.range_back(&index_of(session, of), (Vec::new(), to), PAGE)?;
+        let records = load(session, &members)?;
+        let found = records.into_iter().find(|record| record.first <= event && event <= record.last);
+        let last = members.last().filter(|_| members.len() == PAGE).cloned();
+        match (found, last) {
+            (None, Some(last)) => to = last,
+            (found, _) => return Ok(found),
+        }
+    }
 }
 
 pub(super) fn totals(session: &Session<'_>) -> Result<Vec<DropTotal>> {

@@ -1,11 +1,13 @@
 //! Emit: heads, then numbers, then chunks, slices and heads.
 
 use super::catalog::create_missing;
+use super::mend::cancel;
 use super::pack::{Packer, Unpacker};
 use super::rows::{Logged, insert, write_chunk};
 use super::session::{Session, hget};
 use super::tally::place::place;
 use super::tuple::Tuple;
+use super::unique;
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
 use crate::model::event::Event;
@@ -16,12 +18,19 @@ use crate::plan::emit::{EmitPlan, Numbers};
 use crate::store::catalog::Catalog;
 use crate::store::emit::named;
 use crate::store::idempotency::{self, Entry};
-use crate::store::verbs::{Emission, Head};
+use crate::store::unique::{Sifted, entries as unique_entries, has_unique, names, waves};
+use crate::store::verbs::{Cancel, Emission, Head};
 use bytes::Bytes;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Stores units. Each unit gets an answer of its own.
 pub(super) fn emit(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Result<Emission>>> {
+    if has_unique(units) {
+        let waves = waves(units);
+        if waves.len() > 1 {
+            return emit_in_waves(session, units, &waves);
+        }
+    }
     create_missing(session, units.iter().flatten().map(|event| event.topic.as_str()))?;
     let catalog = session.catalog();
     let all: Vec<Option<Entry>> = units.iter().map(|unit| Entry::of(unit, &catalog)).collect();
@@ -58,6 +67,20 @@ pub(super) fn emit(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Re
         answers[at] = emit(session, &units[at..=at])?.pop();
     }
     Ok(answers.into_iter().flatten().collect())
+}
+
+/// Units that share unique keys, one wave after the other.
+fn emit_in_waves(
+    session: &Session<'_>,
+    units: &[Vec<Event>],
+    waves: &[Vec<usize>],
+) -> Result<Vec<Result<Emission>>> {
+    let mut answers: BTreeMap<usize, Result<Emission>> = BTreeMap::new();
+    for wave in waves {
+        let some: Vec<Vec<Event>> = wave.iter().map(|at| units[*at].clone()).collect();
+        answers.extend(wave.iter().copied().zip(emit(session, &some)?));
+    }
+    Ok(answers.into_values().collect())
 }
 
 /// Says what an emit reads: idempotency keys, the last chunk, the heads of its keys.
@@ -118,25 +141,41 @@ pub(super) fn forget(session: &Session<'_>, topic: TopicId, key: &str) -> Result
     Ok(())
 }
 
-/// Writes units, but for those that a tally does not take.
+/// Writes units, but for those that a tally does not take, and of these what is not there already.
 fn write_placed(
     session: &Session<'_>,
     mut units: Vec<Vec<Event>>,
     mut entries: Vec<Option<Entry>>,
 ) -> Result<Vec<Result<Emission>>> {
+    let catalog = session.catalog();
+    let names = names(units.iter().flatten(), &catalog);
+    let standings = unique::standings(session, &names)?;
+    let mut sifted = Sifted::new(&mut units, &standings, &catalog, session.now);
     let mut refused = place(session, &mut units)?.refused;
+    refused.keys().rev().for_each(|at| sifted.remove(*at));
     let mut at = 0..;
     units.retain(|_| at.next().is_some_and(|at| !refused.contains_key(&at)));
     let mut at = 0..;
     entries.retain(|_| at.next().is_some_and(|at| !refused.contains_key(&at)));
-    let mut written = write(session, &units, &entries)?.into_iter();
+    for id in sifted.replaced() {
+        cancel(session, &Cancel { id, now: None })?;
+    }
+    let mut written = write(session, &units)?;
+    unique::keep(session, &unique_entries(&units, &written, &catalog, session.now))?;
+    sifted.complete(&mut written);
+    for (entry, emission) in entries.iter().zip(&written) {
+        if let Some(entry) = entry {
+            remember(session, entry, emission)?;
+        }
+    }
+    let mut written = written.into_iter();
     let count = written.len() + refused.len();
     let answer = |at| refused.remove(&at).map_or_else(|| written.next().map(Ok), |error| Some(Err(error)));
     Ok((0..count).filter_map(answer).collect())
 }
 
 /// The number of the first chunk is read and checked like everything else, so chunks appear in the order of their numbers.
-fn write(session: &Session<'_>, units: &[Vec<Event>], entries: &[Option<Entry>]) -> Result<Vec<Emission>> {
+fn write(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Emission>> {
     let catalog = session.catalog();
     let first_chunk = session.draw("chunk", 0)?;
     let plan = EmitPlan::new(units, catalog.views(), first_chunk.cast_unsigned());
@@ -147,16 +186,9 @@ fn write(session: &Session<'_>, units: &[Vec<Event>], entries: &[Option<Entry>])
     write_chunks(session, &plan, &numbers);
     insert(session, &slices(&plan, &numbers, session.now))?;
     write_heads(session, &plan, &numbers)?;
-    let mut emissions = Vec::with_capacity(units.len());
-    for (at, entry) in entries.iter().enumerate() {
-        let emission =
-            Emission { events: plan.emitted(at, &numbers), wake: plan.wake(at).to_vec(), repeated: false };
-        if let Some(entry) = entry {
-            remember(session, entry, &emission)?;
-        }
-        emissions.push(emission);
-    }
-    Ok(emissions)
+    let emission =
+        |at| Emission { events: plan.emitted(at, &numbers), wake: plan.wake(at).to_vec(), repeated: false };
+    Ok((0..units.len()).map(emission).collect())
 }
 
 /// The heads of a topic, by key.

@@ -7,6 +7,7 @@ use super::rows::{
 };
 use super::session::{Session, number};
 use super::tuple::{Columns, Tuple};
+use super::unique;
 use crate::error::Result;
 use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
@@ -102,6 +103,11 @@ fn erase_topic(session: &Session<'_>, topic: TopicId, limit: i64) -> Result<i64>
     let keys = session.all(&keys_of(session, topic))?;
     for key in keys.keys().take((limit - gone) as usize) {
         forget(session, topic, &String::from_utf8_lossy(key))?;
+    }
+    let gone = gone + (keys.len() as i64).min(limit - gone);
+    let keys = session.all(&unique::keys_of(session, topic))?;
+    for key in keys.keys().take((limit - gone) as usize) {
+        unique::forget(session, topic, &String::from_utf8_lossy(key))?;
     }
     Ok(gone + (keys.len() as i64).min(limit - gone))
 }

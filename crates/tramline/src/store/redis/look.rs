@@ -1,26 +1,29 @@
 //! Looking: counts, events, heads, logs and lists. Nothing here writes.
 
-use super::catalog::rules;
+use super::drops;
 use super::emit;
+use super::failures;
 use super::pack::damaged;
 use super::rows::{
-    Entry, entries, expect_chunks, lanes, load, logged, one_chunk, one_lane, parked as parked_row,
-    parked_index, slices_at, slices_of_chunk, slices_with,
+    Entry, dead_index, dead_slices, entries, expect_chunks, lanes, logged, one_chunk, one_lane,
+    parked as parked_row, parked_index, slices_at, slices_of_chunk, slices_with,
 };
+use super::rules;
 use super::session::{Session, number};
 use super::tuple::{Columns, Tuple};
 use crate::error::Result;
-use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId, TopicId};
+use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SliceId, SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
-use crate::plan::mend::find;
+use crate::plan::mend::{find, predecessor};
+use crate::store::chain::Walk;
 use crate::store::verbs::{
-    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Worker,
+    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced, Worker,
 };
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// How many slices are read at a time, and how many chunks.
 const PAGE: usize = 1_000;
@@ -39,20 +42,28 @@ pub(super) fn stats(session: &Session<'_>, id: SubscriptionId, from: &[u8]) -> R
     let held: HashSet<LaneId> =
         lanes(session, id)?.iter().filter(|lane| lane.is_held(now)).map(|lane| lane.lane).collect();
     let mut counts = Counts::default();
-    let mut oldest: Option<Time> = None;
+    let (mut oldest, mut oldest_dead): (Option<Time>, Option<Time>) = (None, None);
     let found = entries(session, id, (from.to_vec(), Tuple::new().end()), PAGE)?;
     for entry in &found {
         let state = State::from_i16(entry.state as i16).unwrap_or(State::Dead);
         let ordered = entry.lane != LaneId::UNORDERED;
         let status = state.status(ordered, entry.due_at, now, held.contains(&entry.lane));
         counts.add(status, u64::from(entry.events));
-        if status == Status::Ready {
-            oldest = Some(oldest.map_or(entry.due_at, |oldest| oldest.min(entry.due_at)));
+        match status {
+            Status::Ready => oldest = oldest.into_iter().chain([entry.due_at]).min(),
+            Status::Dead => oldest_dead = oldest_dead.into_iter().chain([entry.due_at]).min(),
+            _ => {}
         }
     }
     let end = |last: &Entry| Tuple::new().with(&last.columns()).end();
     let next = found.last().filter(|_| found.len() == PAGE).map(end);
-    Ok(Counted { stats: Stats { counts, oldest_ready_at: oldest, rules: rules(session, id)? }, next })
+    let stats = Stats {
+        counts,
+        oldest_ready_at: oldest,
+        oldest_dead_at: oldest_dead,
+        rules: rules::in_force(session, id)?,
+    };
+    Ok(Counted { stats, next })
 }
 
 pub(super) fn event(session: &Session<'_>, id: EventId) -> Result<Option<EventView>> {
@@ -63,24 +74,55 @@ pub(super) fn event(session: &Session<'_>, id: EventId) -> Result<Option<EventVi
         return Ok(None);
     };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
-    let all = slices_at(session, id.chunk())?;
+    let mut all = slices_at(session, id.chunk())?;
+    let prev = event.prev.unwrap_or(id).chunk();
+    if prev != id.chunk() {
+        all.extend(slices_at(session, prev)?);
+    }
+    let history = failures::read(session, std::iter::once(id.chunk()))?;
     let mut deliveries = Vec::new();
     for subscription in catalog.subscriptions().iter().filter(|s| s.topics.contains(&topic)) {
-        let own: Vec<Slice> =
-            all.iter().filter(|slice| slice.subscription == subscription.id).cloned().collect();
-        let Some(slice) = find(&own, id) else {
-            deliveries.push(Delivery::settled(&subscription.name));
-            continue;
+        let of = subscription.id;
+        let own: Vec<Slice> = all.iter().filter(|slice| slice.subscription == of).cloned().collect();
+        let mut delivery = match find(&own, id) {
+            None => {
+                let gone = history.gone(of, id);
+                let dropped = if gone.is_none() { drops::about(session, of, id)? } else { None };
+                Delivery { gone, dropped, ..Delivery::settled(&subscription.name) }
+            }
+            Some(slice) => {
+                let lane = one_lane(session, of, slice.lane)?;
+                let blocker = match (&event.key, slice.state) {
+                    (Some(key), State::Parked) => {
+                        parked_row(session, of, slice.lane, key)?.map(|(event, _)| event)
+                    }
+                    _ => predecessor(&own, &event, slice),
+                };
+                Delivery::of(&subscription.name, slice, lane.as_ref(), blocker, session.now)
+            }
         };
-        let lane = one_lane(session, subscription.id, slice.lane)?;
-        let blocker = match (&event.key, slice.state) {
-            (Some(key), State::Parked) => parked_row(session, subscription.id, slice.lane, key)?,
-            _ => None,
-        };
-        let blocker = blocker.map(|(event, _)| event);
-        deliveries.push(Delivery::of(&subscription.name, slice, lane.as_ref(), blocker, session.now));
+        if delivery.is_to_be_claimed() {
+            delivery.rules = rules::in_force(session, of)?;
+        }
+        delivery.failures = history.failures(of, id);
+        deliveries.push(delivery);
     }
     Ok(Some(EventView { event, deliveries }))
+}
+
+pub(super) fn trace(session: &Session<'_>, trace: &Trace) -> Result<Traced> {
+    let catalog = session.catalog();
+    let mut walk = Walk::begin(trace);
+    while let Some(chunk) = walk.chunk() {
+        let row = one_chunk(session, chunk)?;
+        // Of a topic that was deleted there may still be rows.
+        let topic = row.as_ref().and_then(|row| catalog.topic_by_id(row.topic));
+        match (&row, topic) {
+            (Some(row), Some(topic)) => walk.follow(&row.decode(&topic.name)?),
+            _ => walk.follow(&[]),
+        }
+    }
+    Ok(walk.end())
 }
 
 pub(super) fn head(session: &Session<'_>, topic: &str, key: &str) -> Result<Option<Head>> {
@@ -122,19 +164,21 @@ pub(super) fn log_end(session: &Session<'_>, topic: &str) -> Result<EventId> {
 pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>> {
     let catalog = session.catalog();
     catalog.require_subscription(page.subscription)?;
-    let mut found: Vec<Entry> = Vec::new();
-    for state in [State::Held, State::Dead] {
-        let all = Tuple::new().with(&[state as i64]).all();
-        found.extend(entries(session, page.subscription, all, usize::MAX)?);
-    }
-    found.retain(|entry| entry.chunk >= page.after.chunk());
-    found.sort_by_key(|entry| (entry.chunk, entry.id));
     // Rows of a chunk are in the order of the deaths. Up to 64 belong to what was listed before, and the last 64 may be a
     // part of their chunk: the page is filled from whole chunks between them.
-    found.truncate(page.limit as usize + 128);
-    expect_chunks(session, found.iter().map(|entry| entry.chunk))?;
+    let range = (Tuple::new().with(&[page.after.chunk().0]).bytes(), Tuple::new().end());
+    let members = session.range(&dead_index(session, page.subscription), range, page.limit as usize + 128)?;
+    let place = |member: &Vec<u8>| {
+        let mut columns = Columns(member);
+        (ChunkId(columns.number()), SliceId(columns.number()))
+    };
+    let places: Vec<(ChunkId, SliceId)> = members.iter().map(place).collect();
+    let chunks: BTreeSet<ChunkId> = places.iter().map(|(chunk, _)| *chunk).collect();
+    let found = dead_slices(session, &places)?;
+    expect_chunks(session, chunks.iter().copied())?;
+    let history = failures::read(session, chunks.iter().copied())?;
     let mut dead = Vec::new();
-    for slice in load(session, &found)? {
+    for slice in found {
         let Some(row) = one_chunk(session, slice.chunk)? else { continue };
         for event in row.select(&catalog.topic_name(row.topic), slice.mask)? {
             dead.push(DeadEvent {
@@ -143,12 +187,14 @@ pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>>
                 crashes: slice.crashes,
                 error: slice.error.clone().unwrap_or_default(),
                 died_at: slice.due_at,
+                failures: Vec::new(),
             });
         }
     }
     dead.retain(|dead| dead.event.id > page.after);
     dead.sort_by_key(|dead| dead.event.id);
     dead.truncate(page.limit as usize);
+    dead.iter_mut().for_each(|dead| dead.failures = history.failures(page.subscription, dead.event.id));
     Ok(dead)
 }
 
@@ -218,5 +264,6 @@ pub(super) fn plus(mut sum: Stats, more: Stats) -> Stats {
         sum.counts.add(status, events);
     }
     let oldest = [sum.oldest_ready_at, more.oldest_ready_at].into_iter().flatten().min();
-    Stats { counts: sum.counts, oldest_ready_at: oldest, rules: more.rules }
+    let oldest_dead = [sum.oldest_dead_at, more.oldest_dead_at].into_iter().flatten().min();
+    Stats { counts: sum.counts, oldest_ready_at: oldest, oldest_dead_at: oldest_dead, rules: more.rules }
 }

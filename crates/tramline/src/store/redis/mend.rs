@@ -3,61 +3,100 @@
 use super::catalog::fillings;
 use super::order::{load_keys, load_marks};
 use super::rows::{
-    apply, is_logged, one_chunk, one_lane, parked, parked_index, slices_at, slices_of_chunk, slices_with,
-    write_lane,
+    apply, dead_index, dead_slices, died_index, expect_slices, is_logged, metas, one_chunk, one_lane, parked,
+    parked_index, slices_at, slices_of_chunk, write_lane,
 };
 use super::session::Session;
 use super::tuple::{Columns, Tuple};
 use crate::error::Result;
-use crate::model::id::{ChunkId, EventId, SubscriptionId, TopicId};
+use crate::model::chunk::ChunkRow;
+use crate::model::failure::Gone;
+use crate::model::id::{ChunkId, EventId, SliceId, SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
-use crate::plan::mend::{by_chunk, find, hasten, remove, replay, resend as plan_resend};
+use crate::model::subscription::Subscription;
+use crate::plan::mend::{
+    by_chunk, find, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
-use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
+use crate::store::letters::{Chosen, whole_chunks};
+use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revive, Revived, Which};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<u64> {
+/// How many dead rows one step of a revival finds: more than there can be of one chunk, and few enough for a script.
+const REVIVE_STEP: usize = 100;
+
+pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<Revived> {
     session.catalog().require_subscription(revive.subscription)?;
-    let mut count = 0;
-    for (slice, mask) in chosen(session, revive)? {
-        count += u64::from(mask.count());
-        change(session, &slice, |view, changes| match revive.how {
-            Revival::Replay => replay(&slice, mask, session.now, changes),
-            Revival::Drop => remove(&slice, mask, view, changes),
+    let (found, chosen, next) = chosen(session, revive)?;
+    let mut revived = Revived { count: 0, next, now: session.now };
+    let mut how = revive.how;
+    for slice in found {
+        let mask = chosen.of(&slice);
+        if mask.is_empty() {
+            continue;
+        }
+        revived.count += u64::from(mask.count());
+        change(session, &slice, |view, changes| {
+            plan_revive(&slice, mask, &mut how, session.now, view, changes);
         })?;
     }
-    Ok(count)
+    Ok(revived)
 }
 
-/// The dead and held slices that are meant, and which of their events.
-fn chosen(session: &Session<'_>, revive: &Revive) -> Result<Vec<(Slice, Mask)>> {
-    let since = match &revive.which {
-        Which::Ids(ids) => return chosen_by_id(session, revive.subscription, ids),
-        Which::All => i64::MIN,
-        Which::Since(time) => time.0,
-    };
-    let mut found = Vec::new();
-    for state in [State::Held, State::Dead] {
-        found.extend(slices_with(session, revive.subscription, &[state as i64], usize::MAX)?);
-    }
-    found.retain(|slice| slice.due_at.0 >= since);
-    Ok(found.into_iter().map(|slice| (slice.mask, slice)).map(|(mask, slice)| (slice, mask)).collect())
-}
-
-fn chosen_by_id(session: &Session<'_>, id: SubscriptionId, ids: &[EventId]) -> Result<Vec<(Slice, Mask)>> {
-    let mut chosen = Vec::new();
-    for (chunk, wanted) in by_chunk(ids) {
-        for slice in slices_of_chunk(session, id, chunk)? {
-            let mask = slice.mask.and(wanted);
-            if matches!(slice.state, State::Dead | State::Held) && !mask.is_empty() {
-                chosen.push((slice, mask));
-            }
+/// The dead and held slices of a step, what is meant of them, and where the next step goes on.
+fn chosen(session: &Session<'_>, revive: &Revive) -> Result<(Vec<Slice>, Chosen, Option<EventId>)> {
+    let id = revive.subscription;
+    let (letters, (chunks, next)) = match (&revive.which, revive.which.letters()) {
+        (_, Some(letters)) => {
+            (Some(letters), whole_chunks(buried_chunks(session, id, revive.after)?, REVIVE_STEP))
         }
+        (Which::Ids(ids), _) => (None, (by_chunk(ids).into_keys().map(|chunk| chunk.0).collect(), None)),
+        _ => return Ok((Vec::new(), Chosen::by_number(BTreeMap::new()), None)),
+    };
+    let chunks = chunks.into_iter().map(ChunkId);
+    expect_slices(session, chunks.clone())?;
+    let mut found = Vec::new();
+    for chunk in chunks.clone() {
+        found.extend(slices_of_chunk(session, id, chunk)?);
     }
-    Ok(chosen)
+    found.retain(|slice| matches!(slice.state, State::Dead | State::Held));
+    let chosen = match (letters, &revive.which) {
+        (Some(letters), _) => {
+            let ask = letters.asks_for_events();
+            let rows: BTreeMap<ChunkId, ChunkRow> = metas(session, chunks.filter(|_| ask))?;
+            Chosen::by_letters(letters, rows.values(), &session.catalog())?
+        }
+        (None, Which::Ids(ids)) => Chosen::by_number(by_chunk(ids)),
+        (None, _) => Chosen::by_number(BTreeMap::new()),
+    };
+    Ok((found, chosen, next))
+}
+
+fn buried_chunks(session: &Session<'_>, id: SubscriptionId, after: EventId) -> Result<Vec<i64>> {
+    let range = (Tuple::new().with(&[after.chunk().0]).end(), Tuple::new().end());
+    let members = session.range(&dead_index(session, id), range, REVIVE_STEP)?;
+    Ok(members.iter().map(|member| Columns(member).number()).collect())
+}
+
+/// Dead events that the subscription has kept for long enough go, oldest first, `limit` rows at most. True if there may be more.
+pub(super) fn expire_dead(session: &Session<'_>, subscription: &Subscription, limit: u32) -> Result<bool> {
+    let Some(kept) = subscription.policy.dead_retention else { return Ok(false) };
+    let edge = session.now.before(kept).0.saturating_add(1);
+    let range = (Tuple::new().bytes(), Tuple::new().with(&[edge]).bytes());
+    let members = session.range(&died_index(session, subscription.id), range, limit as usize)?;
+    let place = |member: &Vec<u8>| {
+        let mut columns = Columns(member);
+        columns.number();
+        (ChunkId(columns.number()), SliceId(columns.number()))
+    };
+    for slice in dead_slices(session, &members.iter().map(place).collect::<Vec<_>>())? {
+        change(session, &slice, |view, changes| remove(&slice, slice.mask, Gone::Expired, view, changes))?;
+    }
+    Ok(members.len() >= limit as usize)
 }
 
 /// Changes one slice, under the lock of its lane if it has one. True if something may be claimed now that could not before.
@@ -93,7 +132,7 @@ pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<s
         // Of a subscription that was deleted there may still be rows.
         let catalog = session.catalog();
         let Ok(subscription) = catalog.require_subscription(slice.subscription) else { continue };
-        change(session, slice, |view, changes| remove(slice, mask, view, changes))?;
+        change(session, slice, |view, changes| remove(slice, mask, Gone::Cancelled, view, changes))?;
         cancelled.push(subscription.name.clone());
     }
     Ok(cancelled)

@@ -27,6 +27,8 @@ mod compact;
 mod drops;
 mod emit;
 mod erase;
+mod failures;
+mod limit;
 mod link;
 mod look;
 mod mend;
@@ -37,6 +39,7 @@ mod pack;
 mod push;
 mod remote;
 mod rows;
+mod rules;
 mod schedule;
 mod session;
 mod settle;
@@ -47,6 +50,7 @@ mod sweep;
 mod tally;
 mod token;
 mod tuple;
+mod unique;
 
 pub use options::RedisOptions;
 pub(crate) use options::is_redis;
@@ -94,24 +98,9 @@ impl RedisStore {
         &self.options
     }
 
-    /// Says something to all processes that have the store open.
-    pub(crate) async fn publish(&self, text: &str) -> Result<()> {
-        let mut command = redis::cmd("PUBLISH");
-        command.arg(self.channel()).arg(text);
-        self.link.send(&command, false).await?;
-        Ok(())
-    }
-
-    /// Hears what they say. Another node is asked every time.
-    pub(crate) async fn subscriber(&self, turn: usize) -> Result<redis::aio::PubSub, redis::RedisError> {
-        let node = self.options.nodes[turn % self.options.nodes.len()].as_str();
-        let mut subscriber = redis::Client::open(node)?.get_async_pubsub().await?;
-        subscriber.subscribe(self.channel()).await?;
-        Ok(subscriber)
-    }
-
-    fn channel(&self) -> Vec<u8> {
-        session::key(&self.options.name, "wake")
+    /// The channel of this store's hints.
+    pub(crate) fn wake_channel(&self) -> String {
+        format!("{}:wake", self.options.name)
     }
 
     /// Removes left-overs that are in the way of a change, step by step.

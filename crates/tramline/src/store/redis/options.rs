@@ -6,6 +6,8 @@ use url::Url;
 
 /// What a store is called unless it is told.
 const NAME: &str = "tramline";
+/// How long a name may be: the channel of the wake-ups is called after it.
+const LONGEST: usize = 50;
 /// The port of Redis unless one is named.
 const PORT: u16 = 6379;
 
@@ -22,6 +24,13 @@ pub struct RedisOptions {
     pub(super) nodes: Vec<String>,
     pub(super) cluster: bool,
     pub(super) name: String,
+}
+
+impl RedisOptions {
+    /// One URL for each server that was named.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().map(String::as_str)
+    }
 }
 
 /// Without the password.
@@ -97,10 +106,10 @@ fn name(query: &str) -> Result<String> {
         name = value.into_owned();
     }
     let fine = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    if name.is_empty() || name.len() > 64 || !name.chars().all(fine) {
+    if name.is_empty() || name.len() > LONGEST || !name.chars().all(fine) {
         return Err(Error::invalid(
             format!("a store in Redis cannot be called {name:?}"),
-            "use up to 64 letters, digits, and the characters _ - .",
+            "use up to 50 letters, digits, and the characters _ - .",
         ));
     }
     Ok(name)

@@ -1,8 +1,8 @@
 //! Push: how each subscription stands, what was tried, what has gathered.
 
-use super::catalog::add_audit;
 use super::claim::{due, first_from};
 use super::rows::{entries, lanes, load, slices_with};
+use super::rules;
 use super::session::Session;
 use super::tuple::{Columns, Tuple};
 use crate::error::Result;
@@ -50,7 +50,7 @@ pub(super) fn steer(session: &Session<'_>, steer: &SteerPush) -> Result<Health> 
     let mut health = standing(session, steer.subscription)?;
     let (action, reason) = steer.steer.apply(&mut health, session.now);
     write(session, steer.subscription, &health);
-    add_audit(session, steer.subscription, &steer.by, action, &reason)?;
+    rules::note(session, steer.subscription, action, &steer.by, &reason, None)?;
     Ok(health)
 }
 

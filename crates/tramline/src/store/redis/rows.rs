@@ -1,5 +1,6 @@
 //! Rows and values: how slices, lanes and chunks are read and written.
 
+use super::failures;
 use super::pack::{Packer, Unpacker, damaged};
 use super::session::{Session, get, hget};
 use super::tuple::{Columns, Tuple};
@@ -156,6 +157,16 @@ pub(super) fn slices_of_chunk(
     Ok(slices)
 }
 
+/// The slices behind members of the indexes of dead ones, read together.
+pub(super) fn dead_slices(session: &Session<'_>, places: &[(ChunkId, SliceId)]) -> Result<Vec<Slice>> {
+    session.expect(places.iter().map(|(chunk, id)| hget(&slices_key(session, *chunk), &field(*id))))?;
+    let mut slices = Vec::with_capacity(places.len());
+    for (chunk, id) in places {
+        slices.extend(one_slice(session, *chunk, *id)?);
+    }
+    Ok(slices)
+}
+
 /// Entries of the index from a tuple on to before another one.
 pub(super) fn entries(
     session: &Session<'_>,
@@ -217,9 +228,39 @@ pub(super) fn slices_with(
 
 pub(super) fn write_slice(session: &Session<'_>, slice: &Slice) -> Result<()> {
     take_out(session, slice.chunk, slice.id)?;
+    put_in(session, slice);
+    Ok(())
+}
+
+fn put_in(session: &Session<'_>, slice: &Slice) {
     session.put(slices_key(session, slice.chunk), field(slice.id), pack(slice));
     session.enter(index(session, slice.subscription), member(slice));
-    Ok(())
+    for (index, member) in graves(session, slice) {
+        session.enter(index, member);
+    }
+}
+
+/// The dead and held slices of a subscription, by chunk.
+pub(super) fn dead_index(session: &Session<'_>, subscription: SubscriptionId) -> Vec<u8> {
+    session.key(&format!("dead:{subscription}"))
+}
+
+/// The dead slices of a subscription, by the time of their death.
+pub(super) fn died_index(session: &Session<'_>, subscription: SubscriptionId) -> Vec<u8> {
+    session.key(&format!("died:{subscription}"))
+}
+
+/// Where else a slice is found when it is dead or held: what lives pays nothing.
+fn graves(session: &Session<'_>, slice: &Slice) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let (place, id) = ([slice.chunk.0, slice.id.0], slice.subscription);
+    let mut graves = Vec::new();
+    if matches!(slice.state, State::Dead | State::Held) {
+        graves.push((dead_index(session, id), Tuple::new().with(&place).bytes()));
+    }
+    if slice.state == State::Dead {
+        graves.push((died_index(session, id), Tuple::new().with(&[slice.due_at.0]).with(&place).bytes()));
+    }
+    graves
 }
 
 pub(super) fn delete_slice(session: &Session<'_>, chunk: ChunkId, id: SliceId) -> Result<()> {
@@ -235,6 +276,9 @@ pub(super) fn delete_slice(session: &Session<'_>, chunk: ChunkId, id: SliceId) -
 fn take_out(session: &Session<'_>, chunk: ChunkId, id: SliceId) -> Result<()> {
     if let Some(old) = one_slice(session, chunk, id)? {
         session.withdraw(index(session, old.subscription), member(&old));
+        for (index, member) in graves(session, &old) {
+            session.withdraw(index, member);
+        }
     }
     Ok(())
 }
@@ -247,9 +291,7 @@ pub(super) fn insert(session: &Session<'_>, slices: &[Slice]) -> Result<()> {
     let first = session.slice_numbers(slices.len())?;
     grow(session, SLICE_BYTES * slices.len() as i64);
     for (id, slice) in (first..).zip(slices) {
-        let slice = Slice { id: SliceId(id), ..slice.clone() };
-        session.put(slices_key(session, slice.chunk), field(slice.id), pack(&slice));
-        session.enter(index(session, slice.subscription), member(&slice));
+        put_in(session, &Slice { id: SliceId(id), ..slice.clone() });
     }
     Ok(())
 }
@@ -320,15 +362,43 @@ fn chunk_key(session: &Session<'_>, chunk: ChunkId) -> Vec<u8> {
 pub(super) fn one_chunk(session: &Session<'_>, id: ChunkId) -> Result<Option<ChunkRow>> {
     let Some(row) = session.blob(&chunk_key(session, id))? else { return Ok(None) };
     let mut row = Unpacker::new(&row);
-    Ok(Some(ChunkRow {
+    let chunk = unpack_meta(id, &mut row)?;
+    Ok(Some(ChunkRow { body: Bytes::copy_from_slice(row.bytes()?), ..chunk }))
+}
+
+fn unpack_meta(id: ChunkId, row: &mut Unpacker<'_>) -> Result<ChunkRow> {
+    Ok(ChunkRow {
         chunk: id,
         topic: TopicId(row.number()?),
         emitted_at: Time(row.number()?),
         prevs: row.numbers()?,
         mains: row.numbers()?,
         meta: row.text()?,
-        body: Bytes::copy_from_slice(row.bytes()?),
-    }))
+        body: Bytes::new(),
+    })
+}
+
+/// How much of a chunk is read where its payloads do not matter: mostly that holds everything else.
+const FRONT: usize = 8192;
+
+/// Chunks without their payloads, which may be large, by number. Those that are gone are left out.
+pub(super) fn metas(
+    session: &Session<'_>,
+    chunks: impl Iterator<Item = ChunkId>,
+) -> Result<BTreeMap<ChunkId, ChunkRow>> {
+    let chunks: BTreeSet<ChunkId> = chunks.collect();
+    let keys: Vec<Vec<u8>> = chunks.iter().map(|chunk| chunk_key(session, *chunk)).collect();
+    session.expect_fronts(&keys, FRONT)?;
+    let mut found = BTreeMap::new();
+    for (&chunk, key) in chunks.iter().zip(&keys) {
+        let Some(front) = session.front(key, FRONT)? else { continue };
+        let meta = match unpack_meta(chunk, &mut Unpacker::new(&front)) {
+            Ok(meta) => Some(meta),
+            Err(_) => one_chunk(session, chunk)?,
+        };
+        found.extend(meta.map(|meta| (chunk, meta)));
+    }
+    Ok(found)
 }
 
 /// Says that these chunks will be read.
@@ -387,6 +457,7 @@ pub(super) fn remove_chunks(session: &Session<'_>, topic: TopicId, chunks: &[Log
     for logged in chunks {
         session.withdraw(log_key(session, topic), logged.member());
         session.remove_blob(chunk_key(session, logged.chunk));
+        failures::forget(session, logged.chunk);
         grow(session, -logged.bytes - CHUNK_BYTES);
     }
 }
@@ -423,6 +494,7 @@ pub(super) fn apply(session: &Session<'_>, subscription: SubscriptionId, changes
         ending,
     }));
     session.drop(subscription, &changes.dropped);
+    failures::write(session, subscription, changes)?;
     for (lane, key) in &changes.unpark {
         unpark(session, subscription, *lane, key)?;
     }

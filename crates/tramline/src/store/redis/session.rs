@@ -303,6 +303,20 @@ impl<'a> Session<'a> {
         Ok(self.ask(get(key))?.cloned().and_then(found))
     }
 
+    /// The first bytes of a value that never changes; `None` if it is not there.
+    pub(super) fn front(&self, key: &[u8], length: usize) -> Result<Option<Vec<u8>>> {
+        if let Some(written) = self.writes.borrow().blobs.get(key) {
+            return Ok(written.clone());
+        }
+        Ok(self.ask(front(key, length))?.cloned().and_then(found).filter(|front| !front.is_empty()))
+    }
+
+    /// Says that the first bytes of these will be read.
+    pub(super) fn expect_fronts(&self, keys: &[Vec<u8>], length: usize) -> Result<()> {
+        let unwritten = |key: &&Vec<u8>| !self.writes.borrow().blobs.contains_key(*key);
+        self.expect(keys.iter().filter(unwritten).map(|key| front(key, length)))
+    }
+
     pub(super) fn put_blob(&self, key: Vec<u8>, value: Vec<u8>) {
         self.writes.borrow_mut().blobs.insert(key, Some(value));
     }
@@ -463,9 +477,14 @@ pub(super) fn get(key: &[u8]) -> Command {
     vec![b"GET".to_vec(), key.to_vec()]
 }
 
+fn front(key: &[u8], length: usize) -> Command {
+    vec![b"GETRANGE".to_vec(), key.to_vec(), b"0".to_vec(), (length - 1).to_string().into_bytes()]
+}
+
 /// True for what has to be as it was when the step ends: all but values that never change, and what was looked at loosely.
 pub(super) fn is_checked(command: &Command) -> bool {
-    command.first().is_some_and(|word| word != b"GET" && word.first().is_some_and(u8::is_ascii_uppercase))
+    let unchanging = |word: &[u8]| matches!(word, b"GET" | b"GETRANGE");
+    command.first().is_some_and(|word| !unchanging(word) && word.first().is_some_and(u8::is_ascii_uppercase))
 }
 
 fn range(index: &[u8], from: &[u8], to: &[u8], limit: usize, back: bool) -> Command {

@@ -2,14 +2,14 @@
 
 use super::session::Session;
 use super::{
-    RedisStore, catalog, claim, drops, emit, look, mend, push, remote, schedule, settle, shed, sweep, tally,
-    token,
+    RedisStore, catalog, claim, drops, emit, look, mend, push, remote, rules, schedule, settle, shed, sweep,
+    tally, token,
 };
 use crate::error::Result;
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
-use crate::model::rule::AuditEntry;
+use crate::model::rule::{AuditEntry, PatternRule};
 use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
@@ -66,11 +66,23 @@ impl Store for RedisStore {
     }
 
     async fn set_rule(&self, set: SetRule) -> Result<()> {
-        self.write(set.now, |session: &Session<'_>| catalog::set_rule(session, &set)).await
+        self.write(set.now, |session: &Session<'_>| rules::set(session, &set)).await
+    }
+
+    async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
+        self.write(set.now, |session: &Session<'_>| rules::set_by_pattern(session, &set)).await
+    }
+
+    async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
+        self.write(remove.now, |session: &Session<'_>| rules::remove_by_pattern(session, &remove)).await
+    }
+
+    async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>> {
+        self.read(now, rules::by_pattern).await
     }
 
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
-        self.read(None, |session: &Session<'_>| catalog::audit(session, subscription, limit)).await
+        self.read(None, |session: &Session<'_>| rules::audit(session, subscription, limit)).await
     }
 
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
@@ -121,6 +133,10 @@ impl Store for RedisStore {
         self.read(find.now, |session: &Session<'_>| look::event(session, find.id)).await
     }
 
+    async fn trace(&self, trace: Trace) -> Result<Traced> {
+        self.read(None, |session: &Session<'_>| look::trace(session, &trace)).await
+    }
+
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
         let (topic, key) = (topic.to_owned(), key.to_owned());
         self.read(None, |session: &Session<'_>| look::head(session, &topic, &key)).await
@@ -143,7 +159,7 @@ impl Store for RedisStore {
         self.read(page.now, |session: &Session<'_>| look::parked(session, &page)).await
     }
 
-    async fn revive(&self, revive: Revive) -> Result<u64> {
+    async fn revive(&self, revive: Revive) -> Result<Revived> {
         self.write(revive.now, |session: &Session<'_>| mend::revive(session, &revive)).await
     }
 

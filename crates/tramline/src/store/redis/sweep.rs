@@ -1,7 +1,7 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention. Each part is a step of its own, and small: while a
 //! script runs, everybody else waits.
 
-use super::catalog::{Filling, expire_audit, expire_rules, fillings, write_filling, written};
+use super::catalog::{Filling, fillings, write_filling, written};
 use super::claim::{self, Interrupted};
 use super::erase::expire_keys;
 use super::look::{workers, workers_key};
@@ -10,11 +10,12 @@ use super::rows::{
     slices_with, write_lane, write_slice,
 };
 use super::session::Session;
-use super::{RedisStore, drops, erase, remote};
+use super::{RedisStore, drops, erase, limit, mend, remote, rules, unique};
 use crate::error::Result;
 use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
 use crate::model::lane::Lane;
 use crate::model::slice::{Slice, State};
+use crate::model::subscription::Subscription;
 use crate::model::time::{Time, millis};
 use crate::store::backfill::slices_of;
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
@@ -94,6 +95,9 @@ impl RedisStore {
             swept.more |= interrupted.more;
             wake.extend(Some(id).filter(|_| interrupted.some));
         }
+        for subscription in self.read(now, |session| Ok(session.catalog().subscriptions().to_vec())).await? {
+            swept.more |= self.bury_and_disperse(now, &subscription, sweep.limit, &mut wake).await?;
+        }
         wake.extend(self.read(now, backfills).await?);
         swept.wake = wake.into_iter().collect();
         // First what was deleted: it may be all that keeps chunks past their retention.
@@ -116,6 +120,30 @@ impl RedisStore {
             }
         }
         Ok(interrupted)
+    }
+
+    /// Dead events that were kept for long enough, and what waits for keys that are limited no longer. True if there may be more.
+    async fn bury_and_disperse(
+        &self,
+        now: Option<Time>,
+        subscription: &Subscription,
+        limit: u32,
+        wake: &mut BTreeSet<SubscriptionId>,
+    ) -> Result<bool> {
+        let mut more = false;
+        if subscription.policy.dead_retention.is_some() {
+            let step = |session: &Session<'_>, some| mend::expire_dead(session, subscription, some);
+            more |= self.in_steps(now, limit, step).await?;
+        }
+        if limit::is_free(&subscription.policy) {
+            let step =
+                |session: &Session<'_>| limit::disperse_some(session, subscription.id, limit.min(STEP));
+            if self.write(now, step).await? {
+                more = true;
+                wake.insert(subscription.id);
+            }
+        }
+        Ok(more)
     }
 
     /// Repeats a step that removes a limited number of rows and says whether there are more.
@@ -196,10 +224,11 @@ pub(super) fn backfill_floor(session: &Session<'_>, topic: TopicId) -> Result<i6
 
 fn expire_entries(session: &Session<'_>, limit: usize) -> Result<()> {
     expire_keys(session, limit)?;
-    expire_rules(session)?;
+    rules::expire(session)?;
     remote::expire(session, limit)?;
     drops::expire(session, limit)?;
-    expire_audit(session, AUDIT_KEPT)
+    unique::expire(session, limit)?;
+    rules::expire_audit(session, AUDIT_KEPT)
 }
 
 /// Writes the next retained chunks into a subscription that came after them.

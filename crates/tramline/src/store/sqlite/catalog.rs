@@ -2,18 +2,18 @@
 
 use super::erase;
 use super::rows::draw;
+use super::rules;
 use super::session::Session;
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::lane::DEFAULT_LANES;
 use crate::model::name;
-use crate::model::rule::{AuditEntry, Rule, RuleKind};
 use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::{Time, millis};
 use crate::store::catalog::{Catalog, still_left};
 use crate::store::deleted::{Deleted, lanes_of};
-use crate::store::verbs::{PutSubscription, PutTopic, RuleEnd, SetRule};
+use crate::store::verbs::{PutSubscription, PutTopic};
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -175,13 +175,10 @@ pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> 
     }
     changed(session.conn)?;
     let topics = wanted.into_iter().map(Arc::from).collect();
-    Ok(Subscription {
-        id,
-        name: Arc::from(put.name.as_str()),
-        topics,
-        policy: put.policy.clone(),
-        created_at,
-    })
+    let name = Arc::from(put.name.as_str());
+    let subscription = Subscription { id, name, topics, policy: put.policy.clone(), created_at };
+    rules::resolve(session, &subscription)?;
+    Ok(subscription)
 }
 
 fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &PutSubscription) -> Result<()> {
@@ -228,8 +225,18 @@ fn leave_topic(conn: &Connection, id: SubscriptionId, topic: TopicId) -> Result<
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let id = session.catalog.require_subscription_named(name)?.id;
     erase::mark(session.conn, Deleted::Subscription(id))?;
-    let tables =
-        ["lane", "rule", "audit", "remote", "push", "attempt", "drop", "drop_total", "subscription_topic"];
+    let tables = [
+        "lane",
+        "rule",
+        "audit",
+        "remote",
+        "push",
+        "attempt",
+        "drop",
+        "drop_total",
+        "limit",
+        "subscription_topic",
+    ];
     for table in tables {
         session.conn.execute(&format!("DELETE FROM tramline_{table} WHERE subscription = ?"), [id.0])?;
     }
@@ -249,57 +256,4 @@ pub(super) fn backfill_cursor(
     let all = lane == LaneId::WHOLE;
     let next: Option<i64> = statement.query_row(params![id.0, lane.topic().0, all], |row| row.get(0))?;
     Ok(next.map(ChunkId))
-}
-
-/// The rule in force that stops a subscription, if any; a block before a pause.
-pub(super) fn stopped_by(session: &Session<'_>, id: SubscriptionId) -> Result<Option<RuleKind>> {
-    Ok(rules(session.conn, id, session.now)?.into_iter().map(|rule| rule.kind).max())
-}
-
-pub(super) fn rules(conn: &Connection, id: SubscriptionId, now: Time) -> Result<Vec<Rule>> {
-    let sql = "SELECT kind, by, reason, since, until FROM tramline_rule \
-               WHERE subscription = ? AND (until IS NULL OR until > ?) ORDER BY kind";
-    let mut statement = conn.prepare_cached(sql)?;
-    let rows = statement.query_map([id.0, now.0], |row| {
-        let kind = RuleKind::parse(row.get_ref(0)?.as_str()?).unwrap_or(RuleKind::Block);
-        let until: Option<i64> = row.get(4)?;
-        let since = Time(row.get(3)?);
-        Ok(Rule { kind, by: row.get(1)?, reason: row.get(2)?, since, until: until.map(Time) })
-    })?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
-}
-
-pub(super) fn set_rule(session: &Session<'_>, set: &SetRule) -> Result<()> {
-    session.catalog.require_subscription(set.subscription)?;
-    let (conn, id) = (session.conn, set.subscription.0);
-    match set.until {
-        None => {
-            conn.execute(
-                "DELETE FROM tramline_rule WHERE subscription = ? AND kind = ?",
-                params![id, set.kind.as_str()],
-            )?;
-        }
-        Some(end) => {
-            let until = match end {
-                RuleEnd::Open => None,
-                RuleEnd::At(time) => Some(time.0),
-            };
-            let sql = "INSERT INTO tramline_rule (subscription, kind, by, reason, since, until) VALUES (?, ?, ?, ?, ?, ?) \
-                       ON CONFLICT DO UPDATE SET by = excluded.by, reason = excluded.reason, until = excluded.until";
-            conn.execute(sql, params![id, set.kind.as_str(), set.by, set.reason, session.now.0, until])?;
-        }
-    }
-    let sql = "INSERT INTO tramline_audit (subscription, at, by, action, reason) VALUES (?, ?, ?, ?, ?)";
-    conn.execute(sql, params![id, session.now.0, set.by, set.action(), set.reason])?;
-    Ok(())
-}
-
-pub(super) fn audit(conn: &Connection, id: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
-    let sql =
-        "SELECT at, by, action, reason FROM tramline_audit WHERE subscription = ? ORDER BY id DESC LIMIT ?";
-    let mut statement = conn.prepare_cached(sql)?;
-    let rows = statement.query_map([id.0, i64::from(limit)], |row| {
-        Ok(AuditEntry { at: Time(row.get(0)?), by: row.get(1)?, action: row.get(2)?, reason: row.get(3)? })
-    })?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
 }

@@ -1,9 +1,10 @@
 //! Claim where there is no order. Ordered subscriptions: see [`super::order`].
 
-use super::catalog::stopped_by;
 use super::compact::compact;
+use super::limit;
 use super::order;
 use super::rows::{SLICE, apply, one_chunk, slice};
+use super::rules;
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::SubscriptionId;
@@ -13,6 +14,7 @@ use crate::model::time::Time;
 use crate::plan::Changes;
 use crate::plan::claim::{Taker, take};
 use crate::plan::expire::expire;
+use crate::plan::limit::Crowd;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
 use crate::store::verbs::{Claim, Suspects};
@@ -26,24 +28,58 @@ const FEW: usize = 4;
 /// Takes events. Decoding is left to the caller, outside the transaction.
 pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
     let subscription = session.catalog.require_subscription(claim.subscription)?;
-    let mut raw = RawClaim {
-        now: session.now,
-        stopped_by: stopped_by(session, claim.subscription)?,
-        ..RawClaim::default()
-    };
-    if raw.stopped_by.is_some() {
-        return Ok(raw);
+    let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
+    if let Some(stop) = rules::stop(session, claim.subscription)? {
+        return Ok(raw.stopped(stop));
     }
     raw.backfilling = backfilling(session.conn, claim.subscription)?;
     let policy = &subscription.policy;
+    if policy.limits.is_none() {
+        take_all(session, claim, policy, None, &mut raw)?;
+    } else {
+        take_limited(session, claim, policy, &mut raw)?;
+    }
+    raw.news = session.finish()?;
+    if raw.missing().len() <= FEW {
+        load_chunks(session.conn, &mut raw)?;
+    }
+    Ok(raw)
+}
+
+/// Takes no more than the limits of the subscription allow.
+fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut RawClaim) -> Result<()> {
+    let mut limit = limit::lay(session, claim, policy)?;
+    if !limit.is_reached() {
+        let clipped = limit.clip(claim);
+        take_all(session, &clipped, policy, limit.crowd.as_mut(), raw)?;
+    }
+    if let Some(starts) = limit.end(raw) {
+        limit::keep(session.conn, claim.subscription, &starts)?;
+    }
+    if raw.limited && raw.next_due.is_none() {
+        raw.next_due = match policy.is_ordered() {
+            true => order::next_due(session, claim.subscription)?,
+            false => next_due(session.conn, claim.subscription, session.now)?,
+        };
+    }
+    Ok(())
+}
+
+fn take_all(
+    session: &Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    mut crowd: Option<&mut Crowd>,
+    raw: &mut RawClaim,
+) -> Result<()> {
     for _ in 0..ROUNDS {
         let mut taker = Taker::new(claim, policy, session.now);
         if policy.is_ordered() {
-            order::claim(session, claim, policy, &mut taker, &mut raw)?;
+            order::claim(session, claim, policy, &mut taker, raw)?;
         } else {
-            unordered(session, claim, policy, &mut taker, &mut raw)?;
+            unordered(session, claim, policy, crowd.as_deref_mut(), &mut taker, raw)?;
         }
-        let gave_way = policy.compact && compact(session, claim.subscription, &mut raw)?;
+        let gave_way = policy.compact && compact(session, claim.subscription, raw)?;
         if gave_way {
             raw.next_due = Some(session.now);
         }
@@ -51,11 +87,7 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
             break;
         }
     }
-    raw.news = session.finish()?;
-    if raw.missing().len() <= FEW {
-        load_chunks(session.conn, &mut raw)?;
-    }
-    Ok(raw)
+    Ok(())
 }
 
 /// Reads the chunks of what was taken. They never change and cannot go while slices refer to them, so this may be done
@@ -73,27 +105,39 @@ fn unordered(
     session: &Session<'_>,
     claim: &Claim,
     policy: &Policy,
+    crowd: Option<&mut Crowd>,
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<()> {
     let (conn, now, id) = (session.conn, session.now, claim.subscription);
     raw.until = taker.until;
     expire_leases(session, id, policy, &[State::Leased, State::Consumed])?;
+    let many = if crowd.is_some() { EXPIRED as u32 } else { 1 };
+    let suspects = due(conn, id, State::Suspect, now, many)?;
+    raw.suspects_wait |= !suspects.is_empty() && claim.suspects == Suspects::Leave;
     let mut changes = Changes::default();
-    let suspects = due(conn, id, State::Suspect, now, 1)?;
-    match (claim.suspects, suspects.is_empty()) {
-        (Suspects::TakeOne, false) => {
+    match crowd {
+        Some(crowd) => {
+            let suspects = suspects.into_iter().filter(|_| claim.suspects == Suspects::TakeOne);
+            limit::take_suspect(session, suspects, crowd, taker, raw)?;
+            if !raw.slices.is_empty() {
+                return Ok(());
+            }
+            limit::take_by_key(session, id, crowd, taker, raw)?;
+        }
+        None if claim.suspects == Suspects::TakeOne && !suspects.is_empty() => {
             raw.slices = take(suspects, taker, &mut changes);
             return apply(session, id, &changes);
         }
-        (Suspects::Leave, false) => raw.suspects_wait = true,
-        _ => {}
+        None => {
+            let ready = due(conn, id, State::Ready, now, taker.events)?;
+            raw.slices = take(ready, taker, &mut changes);
+            apply(session, id, &changes)?;
+        }
     }
-    let ready = due(conn, id, State::Ready, now, taker.events)?;
-    raw.slices = take(ready, taker, &mut changes);
-    apply(session, id, &changes)?;
     if !taker.is_full() {
-        raw.next_due = next_due(conn, id)?;
+        let next = next_due(conn, id, Time(0))?;
+        raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
     Ok(())
 }
@@ -118,6 +162,15 @@ fn expire_leases(
     Ok(count)
 }
 
+/// Looks after every lease that has ended.
+pub(super) fn end_lapsed(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+    if policy.is_ordered() {
+        return order::interrupt(session, id, policy).map(|_| ());
+    }
+    while expire_leases(session, id, policy, &[State::Leased, State::Consumed])? >= EXPIRED {}
+    Ok(())
+}
+
 /// At most once: claims that have ended are interrupted, also where nobody claims any more.
 pub(super) fn interrupt(session: &Session<'_>, subscription: &Subscription) -> Result<Interrupted> {
     let (id, policy) = (subscription.id, &subscription.policy);
@@ -139,7 +192,13 @@ pub(super) struct Interrupted {
 
 /// Due slices of one state, by priority and time, until they hold `events` events. Walks the claim index and stops, so the
 /// cost does not grow with what is not due or not wanted. (One statement with `rank IN (..)` would have to sort.)
-fn due(conn: &Connection, id: SubscriptionId, state: State, now: Time, events: u32) -> Result<Vec<Slice>> {
+pub(super) fn due(
+    conn: &Connection,
+    id: SubscriptionId,
+    state: State,
+    now: Time,
+    events: u32,
+) -> Result<Vec<Slice>> {
     let sql = format!(
         "SELECT {SLICE} FROM tramline_slice \
          WHERE subscription = ? AND state = ? AND lane = 0 AND rank = ? AND pos <= ? ORDER BY pos"
@@ -175,15 +234,17 @@ fn ranks(conn: &Connection, id: SubscriptionId, state: State) -> Result<Vec<i64>
     }
 }
 
-/// The next time at which something becomes due: a delay or a lease that ends. One index look-up per state and priority.
-fn next_due(conn: &Connection, id: SubscriptionId) -> Result<Option<Time>> {
-    let sql =
-        "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = ? AND lane = 0 AND rank = ?";
+/// The next time after another one at which something becomes due: a delay or a lease that ends. One index look-up per state and
+/// priority.
+fn next_due(conn: &Connection, id: SubscriptionId, after: Time) -> Result<Option<Time>> {
+    let sql = "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = ? AND lane = 0 AND rank = ? \
+               AND pos > ?";
     let mut statement = conn.prepare_cached(sql)?;
     let mut next: Option<i64> = None;
     for state in [State::Ready, State::Leased, State::Consumed] {
         for rank in ranks(conn, id, state)? {
-            let first: Option<i64> = statement.query_row([id.0, state as i64, rank], |row| row.get(0))?;
+            let first: Option<i64> =
+                statement.query_row([id.0, state as i64, rank, after.0], |row| row.get(0))?;
             next = [next, first].into_iter().flatten().min();
         }
     }

@@ -60,7 +60,7 @@ fn later_pending(
                UNION ALL SELECT json_extract(c.prevs, '$[' || (w.id & 63) || ']'), w.step + 1 \
                    FROM walk w JOIN tramline_chunk c ON c.chunk = w.id >> 6 WHERE w.id > ?3 AND w.step < ?5) \
                SELECT w.id FROM walk w WHERE w.id > ?3 AND EXISTS (SELECT 1 FROM tramline_slice s \
-                   WHERE s.chunk = w.id >> 6 AND s.subscription = ?4 AND s.state IN (0, 2, 3, 4) \
+                   WHERE s.chunk = w.id >> 6 AND s.subscription = ?4 AND s.state IN (0, 2, 3, 4, 8) \
                    AND (s.mask >> (w.id & 63)) & 1) LIMIT 1";
     let values = params![topic.0, &**key, event.0, id.0, STEPS];
     Ok(conn.prepare_cached(sql)?.query_row(values, |row| row.get(0).map(EventId)).optional()?)

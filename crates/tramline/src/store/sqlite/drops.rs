@@ -7,7 +7,7 @@ use crate::model::id::{EventId, SubscriptionId};
 use crate::model::time::Time;
 use crate::store::drops::{Drops, KEPT, MERGED, MOST};
 use crate::store::verbs::{DropTotal, ListDrops};
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 /// Writes down what a step dropped; what follows within a minute joins a record.
 pub(super) fn record(session: &Session<'_>, drops: Drops) -> Result<()> {
@@ -38,6 +38,13 @@ pub(super) fn list(conn: &Connection, list: &ListDrops) -> Result<Vec<DropRecord
     let id = list.subscription.map_or(0, |id| id.0);
     let rows = statement.query_map([id, edge, i64::from(list.limit)], read)?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// The newest record that an event may be in.
+pub(super) fn about(conn: &Connection, of: SubscriptionId, event: EventId) -> Result<Option<DropRecord>> {
+    let sql = "SELECT id, subscription, reason, first_id, last_id, events, at FROM tramline_drop \
+               WHERE subscription = ?1 AND first_id <= ?2 AND last_id >= ?2 ORDER BY id DESC LIMIT 1";
+    Ok(conn.prepare_cached(sql)?.query_row([of.0, event.0], read).optional()?)
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<DropRecord> {

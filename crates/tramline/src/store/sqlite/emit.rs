@@ -1,18 +1,23 @@
 //! Emit: heads, then numbers, then chunks, slices and heads.
 
 use super::catalog::create_missing;
+use super::mend::cancel;
 use super::rows::{draw, numbers_text};
 use super::session::{CatalogCache, Session};
 use super::tally::place::place;
+use super::unique;
 use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::ChunkId;
 use crate::model::slice::State;
 use crate::model::time::Time;
+use crate::model::unique::check_unit;
 use crate::plan::emit::{EmitPlan, Numbers};
 use crate::store::idempotency::{self, Entry};
-use crate::store::verbs::Emission;
+use crate::store::unique::{Sifted, entries as unique_entries, has_unique, names, waves};
+use crate::store::verbs::{Cancel, Emission};
 use rusqlite::{Connection, OptionalExtension, params};
+use std::collections::BTreeMap;
 
 /// Stores units in the transaction that the connection is in. Each unit gets an answer of its own.
 pub(super) fn emit(
@@ -21,6 +26,12 @@ pub(super) fn emit(
     now: Option<Time>,
     cache: &CatalogCache,
 ) -> Result<Vec<Result<Emission>>> {
+    if has_unique(&units) {
+        let waves = waves(&units);
+        if waves.len() > 1 {
+            return emit_in_waves(conn, &units, &waves, now, cache);
+        }
+    }
     let mut session = Session::new(conn, now, cache)?;
     if create_missing(&session, units.iter().flatten().map(|event| event.topic.as_str()))? {
         session = Session::new(conn, now, cache)?;
@@ -61,6 +72,22 @@ pub(super) fn emit(
     Ok(answers.into_iter().flatten().collect())
 }
 
+/// Units that share unique keys, one wave after the other.
+fn emit_in_waves(
+    conn: &Connection,
+    units: &[Vec<Event>],
+    waves: &[Vec<usize>],
+    now: Option<Time>,
+    cache: &CatalogCache,
+) -> Result<Vec<Result<Emission>>> {
+    let mut answers: BTreeMap<usize, Result<Emission>> = BTreeMap::new();
+    for wave in waves {
+        let some = wave.iter().map(|at| units[*at].clone()).collect();
+        answers.extend(wave.iter().copied().zip(emit(conn, some, now, cache)?));
+    }
+    Ok(answers.into_values().collect())
+}
+
 /// The answer that an idempotency key already has.
 fn known(session: &Session<'_>, entry: &Entry) -> Result<Option<Result<Emission>>> {
     let sql = "SELECT hash, receipt FROM tramline_idempotency WHERE topic = ? AND key = ? AND expires_at > ?";
@@ -74,24 +101,36 @@ fn known(session: &Session<'_>, entry: &Entry) -> Result<Option<Result<Emission>
     Ok(found.map(|(hash, receipt)| entry.answer(&hash, &receipt)))
 }
 
-/// Writes units, but for those that a tally does not take.
+/// Writes units, but for those that a tally does not take, and of these what is not there already.
 fn write_placed(
     session: &Session<'_>,
     mut units: Vec<Vec<Event>>,
     mut entries: Vec<Option<Entry>>,
 ) -> Result<Vec<Result<Emission>>> {
+    let names = names(units.iter().flatten(), &session.catalog);
+    let standings = unique::standings(session, &names)?;
+    let mut sifted = Sifted::new(&mut units, &standings, &session.catalog, session.now);
     let mut refused = place(session, &mut units)?.refused;
+    refused.keys().rev().for_each(|at| sifted.remove(*at));
     let mut at = 0..;
     units.retain(|_| at.next().is_some_and(|at| !refused.contains_key(&at)));
     let mut at = 0..;
     entries.retain(|_| at.next().is_some_and(|at| !refused.contains_key(&at)));
-    let mut written = write(session, &units, &entries)?.into_iter();
+    for id in sifted.replaced() {
+        cancel(session, &Cancel { id, now: None })?;
+    }
+    let mut written = write(session, &units)?;
+    unique::keep(session, &unique_entries(&units, &written, &session.catalog, session.now))?;
+    sifted.complete(&mut written);
+    write_receipts(session, &entries, &written)?;
+    session.finish()?;
+    let mut written = written.into_iter();
     let count = written.len() + refused.len();
     let answer = |at| refused.remove(&at).map_or_else(|| written.next().map(Ok), |error| Some(Err(error)));
     Ok((0..count).filter_map(answer).collect())
 }
 
-fn write(session: &Session<'_>, units: &[Vec<Event>], entries: &[Option<Entry>]) -> Result<Vec<Emission>> {
+fn write(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Emission>> {
     let conn = session.conn;
     let first_chunk = draw(conn, "chunk", 0)?;
     let plan = EmitPlan::new(units, session.catalog.views(), first_chunk.cast_unsigned());
@@ -102,25 +141,22 @@ fn write(session: &Session<'_>, units: &[Vec<Event>], entries: &[Option<Entry>])
     write_chunks(session, &plan, &numbers)?;
     write_slices(session, &plan, &numbers)?;
     write_heads(conn, &plan, &numbers)?;
-    let mut emissions = Vec::with_capacity(units.len());
-    for (at, entry) in entries.iter().enumerate() {
-        let events = plan.emitted(at, &numbers);
-        if let Some(entry) = entry {
-            let sql = "INSERT OR REPLACE INTO tramline_idempotency (topic, key, hash, receipt, expires_at) \
-                       VALUES (?, ?, ?, ?, ?)";
-            let expires_at = session.now.after(idempotency::KEPT_FOR).0;
-            let receipt = idempotency::receipt(&events);
-            conn.prepare_cached(sql)?.execute(params![
-                entry.topic.0,
-                entry.key,
-                entry.hash,
-                receipt,
-                expires_at
-            ])?;
-        }
-        emissions.push(Emission { events, wake: plan.wake(at).to_vec(), repeated: false });
+    let emission =
+        |at| Emission { events: plan.emitted(at, &numbers), wake: plan.wake(at).to_vec(), repeated: false };
+    Ok((0..units.len()).map(emission).collect())
+}
+
+fn write_receipts(session: &Session<'_>, entries: &[Option<Entry>], emissions: &[Emission]) -> Result<()> {
+    let sql = "INSERT OR REPLACE INTO tramline_idempotency (topic, key, hash, receipt, expires_at) \
+               VALUES (?, ?, ?, ?, ?)";
+    let expires_at = session.now.after(idempotency::KEPT_FOR).0;
+    for (entry, emission) in entries.iter().zip(emissions) {
+        let Some(entry) = entry else { continue };
+        let receipt = idempotency::receipt(&emission.events);
+        let values = params![entry.topic.0, entry.key, entry.hash, receipt, expires_at];
+        session.conn.prepare_cached(sql)?.execute(values)?;
     }
-    Ok(emissions)
+    Ok(())
 }
 
 /// The last event of every key. The write transaction is the lock.
@@ -204,6 +240,7 @@ pub(super) fn emit_in(conn: &Connection, events: Vec<Event>, cache: &CatalogCach
     for event in &events {
         event.check()?;
     }
+    check_unit(&events)?;
     let answer = emit(conn, vec![events], None, cache)?.pop();
     answer.unwrap_or_else(|| Err(Error::new(Kind::Invalid, "nothing to emit", "pass at least one event")))
 }

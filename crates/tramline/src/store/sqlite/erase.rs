@@ -1,5 +1,6 @@
 //! Removes the rows of what was deleted, in steps.
 
+use super::failures;
 use super::rows::{one_lane, slices, write_lane};
 use super::session::{Ended, Session};
 use crate::error::Result;
@@ -84,6 +85,8 @@ fn erase_topic(conn: &Connection, topic: TopicId, limit: i64) -> Result<i64> {
         "DELETE FROM tramline_head WHERE (topic, key) IN (SELECT topic, key FROM tramline_head WHERE topic = ? LIMIT ?)",
         "DELETE FROM tramline_idempotency WHERE (topic, key) IN \
          (SELECT topic, key FROM tramline_idempotency WHERE topic = ? LIMIT ?)",
+        "DELETE FROM tramline_unique WHERE (topic, key) IN \
+         (SELECT topic, key FROM tramline_unique WHERE topic = ? LIMIT ?)",
     ] {
         gone += conn.prepare_cached(sql)?.execute([topic.0, limit - gone])? as i64;
     }
@@ -100,6 +103,7 @@ fn erase_chunks(conn: &Connection, topic: TopicId, limit: i64) -> Result<i64> {
     for (chunk, _) in &found[..count] {
         delete.execute([chunk])?;
     }
+    failures::forget(conn, found[..count].iter().map(|(chunk, _)| chunk))?;
     // What was too heavy for this step is for the next one.
     Ok(if count < found.len() { limit } else { count as i64 })
 }

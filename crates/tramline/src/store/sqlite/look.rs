@@ -1,7 +1,9 @@
 //! Looking: counts, events, heads, logs and lists. Nothing here writes.
 
-use super::catalog::rules;
+use super::drops;
+use super::failures;
 use super::rows::{CHUNK, blocked_by, chunk, lanes, one_chunk, one_lane, slices};
+use super::rules;
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId, TopicId};
@@ -10,13 +12,14 @@ use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
-use crate::plan::mend::find;
+use crate::plan::mend::{find, predecessor};
+use crate::store::chain::Walk;
 use crate::store::verbs::{
-    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Worker,
+    DeadEvent, Delivery, EventView, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced, Worker,
 };
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, params};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Sums of bit counts, in one walk over the subscription's slices. A row holds up to 64 events.
 pub(super) fn stats(session: &Session<'_>, id: SubscriptionId) -> Result<Stats> {
@@ -25,7 +28,7 @@ pub(super) fn stats(session: &Session<'_>, id: SubscriptionId) -> Result<Stats> 
     let held: HashSet<LaneId> =
         lanes(conn, id)?.iter().filter(|lane| lane.is_held(now)).map(|lane| lane.lane).collect();
     let mut counts = Counts::default();
-    let mut oldest: Option<Time> = None;
+    let (mut oldest, mut oldest_dead): (Option<Time>, Option<Time>) = (None, None);
     let sql = "SELECT state, lane, due_at, mask FROM tramline_slice WHERE subscription = ?";
     let mut statement = conn.prepare_cached(sql)?;
     let mut rows = statement.query([id.0])?;
@@ -35,37 +38,71 @@ pub(super) fn stats(session: &Session<'_>, id: SubscriptionId) -> Result<Stats> 
         let due_at = Time(row.get(2)?);
         let status = state.status(lane != LaneId::UNORDERED, due_at, now, held.contains(&lane));
         counts.add(status, u64::from(row.get::<_, i64>(3)?.count_ones()));
-        if status == Status::Ready {
-            oldest = Some(oldest.map_or(due_at, |oldest| oldest.min(due_at)));
+        match status {
+            Status::Ready => oldest = oldest.into_iter().chain([due_at]).min(),
+            Status::Dead => oldest_dead = oldest_dead.into_iter().chain([due_at]).min(),
+            _ => {}
         }
     }
-    Ok(Stats { counts, oldest_ready_at: oldest, rules: rules(conn, id, now)? })
+    Ok(Stats {
+        counts,
+        oldest_ready_at: oldest,
+        oldest_dead_at: oldest_dead,
+        rules: rules::in_force(conn, id, now)?,
+    })
 }
 
 pub(super) fn event(session: &Session<'_>, id: EventId) -> Result<Option<EventView>> {
-    let Some(row) = one_chunk(session.conn, id.chunk())? else { return Ok(None) };
+    let conn = session.conn;
+    let Some(row) = one_chunk(conn, id.chunk())? else { return Ok(None) };
     // Of a topic that was deleted there may still be rows.
     let Some(topic) = session.catalog.topic_by_id(row.topic).map(|topic| topic.name.clone()) else {
         return Ok(None);
     };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
-    let all = slices(session.conn, "chunk = ? ORDER BY subscription, id", &[id.chunk().0])?;
+    let prev = event.prev.unwrap_or(id).chunk();
+    let all = slices(conn, "chunk IN (?, ?) ORDER BY chunk, subscription, id", &[id.chunk().0, prev.0])?;
+    let history = failures::read(conn, [id.chunk()])?;
     let mut deliveries = Vec::new();
     for subscription in session.catalog.subscriptions().iter().filter(|s| s.topics.contains(&topic)) {
-        let own: Vec<Slice> =
-            all.iter().filter(|slice| slice.subscription == subscription.id).cloned().collect();
-        let Some(slice) = find(&own, id) else {
-            deliveries.push(Delivery::settled(&subscription.name));
-            continue;
+        let of = subscription.id;
+        let own: Vec<Slice> = all.iter().filter(|slice| slice.subscription == of).cloned().collect();
+        let mut delivery = match find(&own, id) {
+            None => {
+                let gone = history.gone(of, id);
+                let dropped = if gone.is_none() { drops::about(conn, of, id)? } else { None };
+                Delivery { gone, dropped, ..Delivery::settled(&subscription.name) }
+            }
+            Some(slice) => {
+                let lane = one_lane(conn, of, slice.lane)?;
+                let blocker = match (&event.key, slice.state) {
+                    (Some(key), State::Parked) => blocked_by(conn, of, slice.lane, key)?,
+                    _ => predecessor(&own, &event, slice),
+                };
+                Delivery::of(&subscription.name, slice, lane.as_ref(), blocker, session.now)
+            }
         };
-        let lane = one_lane(session.conn, subscription.id, slice.lane)?;
-        let blocker = match (&event.key, slice.state) {
-            (Some(key), State::Parked) => blocked_by(session.conn, subscription.id, slice.lane, key)?,
-            _ => None,
-        };
-        deliveries.push(Delivery::of(&subscription.name, slice, lane.as_ref(), blocker, session.now));
+        if delivery.is_to_be_claimed() {
+            delivery.rules = rules::in_force(conn, of, session.now)?;
+        }
+        delivery.failures = history.failures(of, id);
+        deliveries.push(delivery);
     }
     Ok(Some(EventView { event, deliveries }))
+}
+
+pub(super) fn trace(session: &Session<'_>, trace: &Trace) -> Result<Traced> {
+    let mut walk = Walk::begin(trace);
+    while let Some(chunk) = walk.chunk() {
+        let row = one_chunk(session.conn, chunk)?;
+        // Of a topic that was deleted there may still be rows.
+        let topic = row.as_ref().and_then(|row| session.catalog.topic_by_id(row.topic));
+        match (&row, topic) {
+            (Some(row), Some(topic)) => walk.follow(&row.decode(&topic.name)?),
+            _ => walk.follow(&[]),
+        }
+    }
+    Ok(walk.end())
 }
 
 pub(super) fn head(session: &Session<'_>, topic: &str, key: &str) -> Result<Option<Head>> {
@@ -110,6 +147,8 @@ pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>>
     // part of their chunk: the page is filled from whole chunks between them.
     let rows = i64::from(page.limit) + 128;
     let found = slices(session.conn, filter, &[page.subscription.0, page.after.chunk().0, rows])?;
+    let history =
+        failures::read(session.conn, found.iter().map(|slice| slice.chunk).collect::<BTreeSet<_>>())?;
     let mut dead = Vec::new();
     for slice in found {
         let Some(row) = one_chunk(session.conn, slice.chunk)? else { continue };
@@ -120,12 +159,14 @@ pub(super) fn dead(session: &Session<'_>, page: &Page) -> Result<Vec<DeadEvent>>
                 crashes: slice.crashes,
                 error: slice.error.clone().unwrap_or_default(),
                 died_at: slice.due_at,
+                failures: Vec::new(),
             });
         }
     }
     dead.retain(|dead| dead.event.id > page.after);
     dead.sort_by_key(|dead| dead.event.id);
     dead.truncate(limit);
+    dead.iter_mut().for_each(|dead| dead.failures = history.failures(page.subscription, dead.event.id));
     Ok(dead)
 }
 

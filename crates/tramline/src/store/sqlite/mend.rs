@@ -1,56 +1,92 @@
 //! Replay, drop, cancel, resend, release of parked keys, and adoption: changes that somebody asks for.
 
 use super::order::{load_keys, load_marks};
-use super::rows::{apply, one_chunk, one_lane, slices, slices_of_chunk, write_lane};
+use super::rows::{apply, one_chunk, one_lane, one_meta, slices, slices_of_chunk, write_lane};
 use super::session::Session;
 use crate::error::Result;
+use crate::model::chunk::ChunkRow;
+use crate::model::failure::Gone;
 use crate::model::id::{ChunkId, EventId, SubscriptionId, TopicId};
 use crate::model::lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
-use crate::plan::mend::{by_chunk, find, hasten, remove, replay, resend as plan_resend};
+use crate::model::subscription::Subscription;
+use crate::plan::mend::{
+    by_chunk, find, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
-use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Which};
+use crate::store::letters::{Chosen, whole_chunks};
+use crate::store::verbs::{Adopt, Cancel, REVIVE_STEP, ReleaseParked, Resend, Revive, Revived, Which};
 use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<u64> {
+pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<Revived> {
     session.catalog.require_subscription(revive.subscription)?;
-    let mut count = 0;
-    for (slice, mask) in chosen(session, revive)? {
-        count += u64::from(mask.count());
-        change(session, &slice, |view, changes| match revive.how {
-            Revival::Replay => replay(&slice, mask, session.now, changes),
-            Revival::Drop => remove(&slice, mask, view, changes),
+    let (found, chosen, next) = chosen(session, revive)?;
+    let mut revived = Revived { count: 0, next, now: session.now };
+    let mut how = revive.how;
+    for slice in found {
+        let mask = chosen.of(&slice);
+        if mask.is_empty() {
+            continue;
+        }
+        revived.count += u64::from(mask.count());
+        change(session, &slice, |view, changes| {
+            plan_revive(&slice, mask, &mut how, session.now, view, changes);
         })?;
     }
-    Ok(count)
+    Ok(revived)
 }
 
-/// The dead and held slices that are meant, and which of their events.
-fn chosen(session: &Session<'_>, revive: &Revive) -> Result<Vec<(Slice, Mask)>> {
-    let since = match &revive.which {
-        Which::Ids(ids) => return chosen_by_id(session, revive.subscription, ids),
-        Which::All => i64::MIN,
-        Which::Since(time) => time.0,
-    };
-    let filter = "subscription = ? AND state IN (5, 6) AND due_at >= ?";
-    let found = slices(session.conn, filter, &[revive.subscription.0, since])?;
-    Ok(found.into_iter().map(|slice| (slice.mask, slice)).map(|(mask, slice)| (slice, mask)).collect())
-}
-
-fn chosen_by_id(session: &Session<'_>, id: SubscriptionId, ids: &[EventId]) -> Result<Vec<(Slice, Mask)>> {
-    let mut chosen = Vec::new();
-    for (chunk, wanted) in by_chunk(ids) {
-        for slice in slices_of_chunk(session.conn, id, chunk)? {
-            let mask = slice.mask.and(wanted);
-            if matches!(slice.state, State::Dead | State::Held) && !mask.is_empty() {
-                chosen.push((slice, mask));
-            }
+/// The dead and held slices of a step, what is meant of them, and where the next step goes on. By `tramline_slice_dead`.
+fn chosen(session: &Session<'_>, revive: &Revive) -> Result<(Vec<Slice>, Chosen, Option<EventId>)> {
+    let (id, conn) = (revive.subscription, session.conn);
+    let (letters, (chunks, next)) = match (&revive.which, revive.which.letters()) {
+        (_, Some(letters)) => {
+            (Some(letters), whole_chunks(buried_chunks(conn, id, revive.after)?, REVIVE_STEP as usize))
         }
+        (Which::Ids(ids), _) => (None, (by_chunk(ids).into_keys().map(|chunk| chunk.0).collect(), None)),
+        _ => return Ok((Vec::new(), Chosen::by_number(BTreeMap::new()), None)),
+    };
+    let mut found = Vec::new();
+    for chunk in &chunks {
+        found.extend(slices_of_chunk(conn, id, ChunkId(*chunk))?);
     }
-    Ok(chosen)
+    found.retain(|slice| matches!(slice.state, State::Dead | State::Held));
+    let chosen = match (letters, &revive.which) {
+        (Some(letters), _) => {
+            let ask = letters.asks_for_events();
+            let rows = chunks.iter().filter(|_| ask).map(|chunk| one_meta(conn, ChunkId(*chunk)));
+            let rows: Vec<ChunkRow> = rows.filter_map(Result::transpose).collect::<Result<_>>()?;
+            Chosen::by_letters(letters, rows.iter(), &session.catalog)?
+        }
+        (None, Which::Ids(ids)) => Chosen::by_number(by_chunk(ids)),
+        (None, _) => Chosen::by_number(BTreeMap::new()),
+    };
+    Ok((found, chosen, next))
+}
+
+fn buried_chunks(conn: &Connection, id: SubscriptionId, after: EventId) -> Result<Vec<i64>> {
+    let sql = "SELECT chunk FROM tramline_slice INDEXED BY tramline_slice_dead \
+               WHERE subscription = ? AND state IN (5, 6) AND chunk > ? ORDER BY chunk LIMIT ?";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([id.0, after.chunk().0, i64::from(REVIVE_STEP)], |row| row.get(0))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Dead events that the subscription has kept for long enough go, oldest first, `limit` rows at most. True if there may be more. By
+/// `tramline_slice_died`.
+pub(super) fn expire_dead(session: &Session<'_>, subscription: &Subscription, limit: u32) -> Result<bool> {
+    let Some(kept) = subscription.policy.dead_retention else { return Ok(false) };
+    let filter = "subscription = ? AND state = 6 AND due_at <= ? ORDER BY due_at LIMIT ?";
+    let edge = session.now.before(kept).0;
+    let old = slices(session.conn, filter, &[subscription.id.0, edge, i64::from(limit)])?;
+    for slice in &old {
+        change(session, slice, |view, changes| remove(slice, slice.mask, Gone::Expired, view, changes))?;
+    }
+    Ok(old.len() >= limit as usize)
 }
 
 /// Changes one slice, under the lock of its lane if it has one. True if something may be claimed now that could not before.
@@ -86,7 +122,7 @@ pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<s
         }
         // Of a subscription that was deleted there may still be rows.
         let Ok(subscription) = session.catalog.require_subscription(slice.subscription) else { continue };
-        change(session, slice, |view, changes| remove(slice, mask, view, changes))?;
+        change(session, slice, |view, changes| remove(slice, mask, Gone::Cancelled, view, changes))?;
         cancelled.push(subscription.name.clone());
     }
     Ok(cancelled)

@@ -16,6 +16,8 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (9, include_str!("migrations/0009_drop.sql")),
     (10, include_str!("migrations/0010_sealed_token.sql")),
     (11, include_str!("migrations/0011_schedule.sql")),
+    (12, include_str!("migrations/0012_limit.sql")),
+    (13, include_str!("migrations/0013_letters.sql")),
 ];
 
 /// The version that all of them make.

@@ -382,7 +382,7 @@ fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
 
 /// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt. What is due
 /// already and was not taken belongs to somebody else's lane: it must not keep this worker busy.
-fn next_due(session: &Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
+pub(super) fn next_due(session: &Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
     let sql = "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = 3 AND lane = ? AND rank = 0 AND pos > ?";
     let mut statement = session.conn.prepare_cached(sql)?;
     let mut next: Option<i64> = None;

@@ -1,5 +1,6 @@
 //! Rows and values: how slices, lanes and chunks are read and written.
 
+use super::failures;
 use super::session::{Ended, Session};
 use crate::error::{Error, Result};
 use crate::model::chunk::ChunkRow;
@@ -155,6 +156,7 @@ pub(super) fn apply(session: &Session<'_>, subscription: SubscriptionId, changes
         ending,
     }));
     session.drop(subscription, &changes.dropped);
+    failures::write(session, subscription, changes)?;
     for (lane, key) in &changes.unpark {
         unpark(conn, subscription, *lane, key)?;
     }

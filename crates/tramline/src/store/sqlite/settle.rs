@@ -24,7 +24,7 @@ pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> 
         if result.lease.is_ordered() {
             lanes.entry(result.lease.lane).or_default().push(at);
         } else {
-            let (accepted, wake) = settle_slice(session, settle.subscription, result, &policy)?;
+            let (accepted, wake) = settle_slice(session, settle, result, &policy)?;
             answer.accepted[at] = accepted;
             answer.wake |= wake;
         }
@@ -32,23 +32,25 @@ pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> 
     for (lane, results) in lanes {
         settle_in_lane(session, settle, &results, lane, &policy, &mut answer)?;
     }
+    answer.wake |= answer.frees(&policy);
     answer.news = session.finish()?;
     Ok(answer)
 }
 
 fn settle_slice(
     session: &Session<'_>,
-    id: SubscriptionId,
+    settle: &Settle,
     result: &SettleSlice,
     policy: &Policy,
 ) -> Result<(Vec<bool>, bool)> {
+    let id = settle.subscription;
     if finish(session.conn, id, result)? {
         return Ok((vec![true; result.outcomes.len()], false));
     }
     let Some(slice) = under(session.conn, id, &result.lease)? else {
         return Ok((vec![false; result.outcomes.len()], false));
     };
-    let mut changes = Changes::default();
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
     let accepted = plan_settle(slice, &result.outcomes, policy, session.now, &mut changes);
     apply(session, id, &changes)?;
     Ok((accepted, changes.wake))
@@ -110,7 +112,7 @@ fn settle_in_lane(
     }
     let wanted: Vec<&SettleSlice> = held.iter().map(|at| &settle.results[*at]).collect();
     let leased = lane_slices(session, settle.subscription, id, &wanted, plain, &mut view)?;
-    let mut changes = Changes::default();
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
     let settled = settle_lane(&mut view, leased, &wanted, policy, session.now, &mut changes)?;
     for (at, accepted) in held.into_iter().zip(settled.accepted) {
         answer.accepted[at] = accepted;

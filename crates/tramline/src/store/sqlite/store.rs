@@ -3,14 +3,14 @@
 use super::session::{Session, store_time};
 use super::writer::Durable;
 use super::{
-    SqliteStore, catalog, claim, drops, emit, gather, look, mend, push, remote, schedule, settle, shed,
-    sweep, tally, token,
+    SqliteStore, catalog, claim, drops, emit, gather, look, mend, push, remote, rules, schedule, settle,
+    shed, sweep, tally, token,
 };
 use crate::error::Result;
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
-use crate::model::rule::AuditEntry;
+use crate::model::rule::{AuditEntry, PatternRule};
 use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
 use crate::model::tally::{Added, Tally};
@@ -74,11 +74,23 @@ impl Store for SqliteStore {
     }
 
     async fn set_rule(&self, set: SetRule) -> Result<()> {
-        self.write(Durable::Yes, set.now, move |session| catalog::set_rule(session, &set)).await
+        self.write(Durable::Yes, set.now, move |session| rules::set(session, &set)).await
+    }
+
+    async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
+        self.write(Durable::Yes, set.now, move |session| rules::set_by_pattern(session, &set)).await
+    }
+
+    async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
+        self.write(Durable::Yes, remove.now, move |session| rules::remove_by_pattern(session, &remove)).await
+    }
+
+    async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>> {
+        self.read(now, |session| rules::by_pattern(session.conn, session.now)).await
     }
 
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
-        self.read(None, move |session| catalog::audit(session.conn, subscription, limit)).await
+        self.read(None, move |session| rules::audit(session, subscription, limit)).await
     }
 
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
@@ -128,6 +140,10 @@ impl Store for SqliteStore {
         self.read(find.now, move |session| look::event(session, find.id)).await
     }
 
+    async fn trace(&self, trace: Trace) -> Result<Traced> {
+        self.read(None, move |session| look::trace(session, &trace)).await
+    }
+
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
         let (topic, key) = (topic.to_owned(), key.to_owned());
         self.read(None, move |session| look::head(session, &topic, &key)).await
@@ -150,7 +166,7 @@ impl Store for SqliteStore {
         self.read(page.now, move |session| look::parked(session, &page)).await
     }
 
-    async fn revive(&self, revive: Revive) -> Result<u64> {
+    async fn revive(&self, revive: Revive) -> Result<Revived> {
         self.write(Durable::Yes, revive.now, move |session| mend::revive(session, &revive)).await
     }
 

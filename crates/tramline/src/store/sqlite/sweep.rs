@@ -3,10 +3,15 @@
 use super::claim;
 use super::drops;
 use super::erase::erase;
+use super::failures;
+use super::limit;
 use super::look::workers;
+use super::mend;
 use super::remote;
 use super::rows::{insert, one_chunk};
+use super::rules;
 use super::session::Session;
+use super::unique;
 use crate::error::Result;
 use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
 use crate::model::time::millis;
@@ -80,6 +85,12 @@ pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
             wake.insert(subscription.id);
         }
     }
+    for subscription in session.catalog.subscriptions() {
+        swept.more |= mend::expire_dead(session, subscription, sweep.limit)?;
+    }
+    let dispersed = limit::disperse_some(session, sweep.limit)?;
+    swept.more |= !dispersed.is_empty();
+    wake.extend(dispersed);
     wake.extend(backfills(session.conn)?);
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
@@ -127,6 +138,7 @@ pub(super) fn remove_chunks(conn: &Connection, chunks: &[i64]) -> Result<(u64, u
         let (topic, count): (i64, i64) = delete.query_row([chunk], |row| Ok((row.get(0)?, row.get(1)?)))?;
         *events.entry(topic).or_default() += count;
     }
+    failures::forget(conn, chunks)?;
     let sql = "UPDATE tramline_topic SET removed_events = removed_events + ? WHERE id = ?";
     for (topic, count) in &events {
         conn.prepare_cached(sql)?.execute([count, topic])?;
@@ -152,9 +164,10 @@ fn expire_entries(session: &Session<'_>, limit: u32) -> Result<()> {
     let sql = "DELETE FROM tramline_idempotency WHERE (topic, key) IN (SELECT topic, key FROM tramline_idempotency \
                WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)";
     conn.prepare_cached(sql)?.execute([now, limit])?;
-    conn.prepare_cached("DELETE FROM tramline_rule WHERE until <= ?")?.execute([now])?;
+    rules::expire(conn, session.now)?;
     remote::expire(conn, session.now, limit)?;
     drops::expire(session, limit)?;
+    unique::expire(session, limit)?;
     let sql = "DELETE FROM tramline_audit WHERE id <= (SELECT max(id) FROM tramline_audit) - ?";
     conn.prepare_cached(sql)?.execute([AUDIT_KEPT])?;
     Ok(())

@@ -1,6 +1,7 @@
 //! Topics, subscriptions and rules.
 
 use crate::model::id::SubscriptionId;
+use crate::model::pattern::Pattern;
 use crate::model::rule::RuleKind;
 use crate::model::subscription::{Policy, Start, TopicSettings};
 use crate::model::time::Time;
@@ -48,6 +49,41 @@ pub struct SetRule {
     pub now: Option<Time>,
 }
 
+/// How many rules by pattern there are at most.
+pub const MAX_PATTERN_RULES: usize = 1_000;
+
+/// Sets a rule for all subscriptions whose names match. The same pattern, kind and topics again change the rule.
+#[derive(Clone, Debug)]
+pub struct SetPatternRule {
+    /// Which names.
+    pub pattern: Pattern,
+    /// Only subscriptions of which all topics match one of these; `None`: whatever they consume.
+    pub topics: Option<Vec<Pattern>>,
+    /// Which kind.
+    pub kind: RuleKind,
+    /// When it ends by itself.
+    pub until: RuleEnd,
+    /// Who.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
+/// Removes a rule by pattern.
+#[derive(Clone, Debug)]
+pub struct RemovePatternRule {
+    /// Which.
+    pub id: i64,
+    /// Who.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
 /// When a rule ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleEnd {
@@ -55,4 +91,13 @@ pub enum RuleEnd {
     Open,
     /// At this time.
     At(Time),
+}
+
+impl RuleEnd {
+    pub(crate) fn time(self) -> Option<Time> {
+        match self {
+            RuleEnd::Open => None,
+            RuleEnd::At(time) => Some(time),
+        }
+    }
 }

@@ -49,7 +49,7 @@ pub struct Claimed {
     pub slices: Vec<ClaimedSlice>,
     /// The store's time of the claim.
     pub now: Time,
-    /// When something becomes due that is not yet, if the claim could have taken more.
+    /// When something becomes due that is not yet, if the claim could have taken more; or when a limit allows more.
     pub next_due: Option<Time>,
     /// True when suspects wait for a process with nothing else in flight.
     pub suspects_wait: bool,
@@ -57,6 +57,8 @@ pub struct Claimed {
     pub stopped_by: Option<RuleKind>,
     /// True while retained events of before the subscription are still being written into it.
     pub backfilling: bool,
+    /// True when a limit of the subscription is why nothing more was taken.
+    pub limited: bool,
     /// Tallies that have news, because an expired lease ended one of their items.
     pub news: Vec<TallyId>,
 }

@@ -1,6 +1,8 @@
 //! Looking: counts, events, heads, logs and lists.
 
+use crate::model::dropped::DropRecord;
 use crate::model::event::StoredEvent;
+use crate::model::failure::{Failure, Gone};
 use crate::model::id::{EventId, Incarnation, SubscriptionId};
 use crate::model::lane::Lane;
 use crate::model::rule::Rule;
@@ -36,6 +38,8 @@ pub struct DeadEvent {
     pub error: String,
     /// When it died.
     pub died_at: Time,
+    /// Why its last attempts failed, oldest first.
+    pub failures: Vec<Failure>,
 }
 
 /// A key that waits.
@@ -64,6 +68,24 @@ pub struct FindEvent {
     pub now: Option<Time>,
 }
 
+/// Follows the chain of a key back along `prev`.
+#[derive(Clone, Copy, Debug)]
+pub struct Trace {
+    /// The event to begin with.
+    pub from: EventId,
+    /// How many events at most.
+    pub limit: u32,
+}
+
+/// A part of the chain of a key.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Traced {
+    /// The events, newest first, from the one that was asked for.
+    pub events: Vec<StoredEvent>,
+    /// Where to go on; `None` when nothing older is retained.
+    pub next: Option<EventId>,
+}
+
 /// An event and what every subscription makes of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventView {
@@ -88,10 +110,18 @@ pub struct Delivery {
     pub due_at: Option<Time>,
     /// Who runs it.
     pub worker: Option<Incarnation>,
-    /// The event of its key that it waits for.
+    /// The event of its key that it waits for: the one for which the key is parked, or its predecessor.
     pub blocked_by: Option<EventId>,
     /// Why it failed last.
     pub error: Option<String>,
+    /// Why its last attempts failed, oldest first; also when it was done after that.
+    pub failures: Vec<Failure>,
+    /// The rules that stop it while it is to be claimed.
+    pub rules: Vec<Rule>,
+    /// Why it will not run although it was not done, and since when.
+    pub gone: Option<(Gone, Time)>,
+    /// A record of drops that may be about it: some events between two numbers, this one among them or not.
+    pub dropped: Option<DropRecord>,
 }
 
 impl Delivery {
@@ -106,7 +136,16 @@ impl Delivery {
             worker: None,
             blocked_by: None,
             error: None,
+            failures: Vec::new(),
+            rules: Vec::new(),
+            gone: None,
+            dropped: None,
         }
+    }
+
+    /// True while somebody may claim it, or will.
+    pub(crate) fn is_to_be_claimed(&self) -> bool {
+        matches!(self.status, Status::Ready | Status::Delayed | Status::Parked)
     }
 
     /// What a slice says of one of its events.
@@ -129,6 +168,10 @@ impl Delivery {
             worker: leased.then_some(slice.owner),
             blocked_by,
             error: slice.error.clone(),
+            failures: Vec::new(),
+            rules: Vec::new(),
+            gone: None,
+            dropped: None,
         }
     }
 }
@@ -169,6 +212,8 @@ pub struct Stats {
     pub counts: Counts,
     /// Since when the oldest ready event could have run.
     pub oldest_ready_at: Option<Time>,
+    /// When the oldest dead event died.
+    pub oldest_dead_at: Option<Time>,
     /// The rules in force.
     pub rules: Vec<Rule>,
 }

@@ -12,11 +12,16 @@ mod shed;
 mod sweep;
 mod token;
 
-pub use catalog::{PutSubscription, PutTopic, RuleEnd, SetRule};
+pub use catalog::{
+    MAX_PATTERN_RULES, PutSubscription, PutTopic, RemovePatternRule, RuleEnd, SetPatternRule, SetRule,
+};
 pub use claim::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
 pub use emit::{Emission, Emit};
-pub use look::{DeadEvent, Delivery, EventView, FindEvent, Head, LogPage, Page, ParkedKey, ReadLog, Stats};
-pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Which};
+pub use look::{
+    DeadEvent, Delivery, EventView, FindEvent, Head, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced,
+};
+pub(crate) use mend::REVIVE_STEP;
+pub use mend::{Cancel, ReleaseParked, Resend, Revival, Revive, Revived, Stagger, Which};
 pub use push::{
     ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded, Sent,
     Steer, SteerPush,

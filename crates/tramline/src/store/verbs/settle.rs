@@ -5,6 +5,7 @@ use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::outcome::Outcome;
 use crate::model::time::Time;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Writes outcomes back.
@@ -14,6 +15,8 @@ pub struct Settle {
     pub subscription: SubscriptionId,
     /// What became of them.
     pub results: Vec<SettleSlice>,
+    /// Who ran them, for whoever asks why they failed.
+    pub worker: Option<Arc<str>>,
     /// Test time.
     pub now: Option<Time>,
 }

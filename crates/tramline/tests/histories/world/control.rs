@@ -56,9 +56,9 @@ impl World {
             which = Which::Ids(meant.clone());
         }
         let how = if replay { Revival::Replay } else { Revival::Drop };
-        let revive = Revive { subscription: sub.id, which, how, now: Some(self.now) };
-        let count = self.store.revive(revive).await.unwrap();
-        assert_eq!(count, meant.len() as u64, "{}: {meant:?}", sub.name);
+        let revive = Revive { subscription: sub.id, which, how, after: EventId(0), now: Some(self.now) };
+        let revived = self.store.revive(revive).await.unwrap();
+        assert_eq!((revived.count, revived.next), (meant.len() as u64, None), "{}: {meant:?}", sub.name);
         for id in meant {
             if replay { sub.replay(id, self.now) } else { sub.remove(id) }
         }

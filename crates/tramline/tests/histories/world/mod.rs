@@ -10,7 +10,8 @@ mod life;
 mod work;
 
 use crate::model::{Item, Key, Place, Sub};
-use crate::step::{History, New, Step, Verdict};
+use crate::setting::Setting;
+use crate::step::{New, Step, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,15 +56,15 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) async fn new(store: Arc<dyn Store>, history: &History) -> World {
+    pub(crate) async fn new(store: Arc<dyn Store>, setting: &Setting) -> World {
         let now = Time(1_800_000_000_000);
         let topic =
-            PutTopic { name: TOPIC.into(), settings: TopicSettings::lanes(history.lanes), now: Some(now) };
+            PutTopic { name: TOPIC.into(), settings: TopicSettings::lanes(setting.lanes), now: Some(now) };
         store.put_topic(topic).await.unwrap();
         let mut world = World {
             store,
             subs: Vec::new(),
-            late: history.late.clone(),
+            late: setting.late.clone(),
             now,
             events: BTreeMap::new(),
             chains: BTreeMap::new(),
@@ -76,8 +77,8 @@ impl World {
             seen: Vec::new(),
             tallies: Vec::new(),
         };
-        for (name, policy) in ["plain", "strict", "sturdy", "once"].into_iter().zip(&history.policies) {
-            world.subscribe(name, policy.clone(), history.lanes).await;
+        for (name, policy) in ["plain", "strict", "sturdy", "once"].into_iter().zip(&setting.policies) {
+            world.subscribe(name, policy.clone(), setting.lanes).await;
             let open = OpenTally { tally: NewTally::new(), now: Some(now) };
             world.tallies.push(world.store.open_tally(open).await.unwrap().id);
         }
@@ -126,10 +127,9 @@ impl World {
             Step::Revive { sub, pick, replay } => self.revive(at(*sub), *pick, *replay).await,
             Step::ReleaseParked { sub, key } => self.release_parked(at(*sub), *key).await,
             Step::Resend { sub, pick } => self.resend(at(*sub), *pick).await,
-            Step::Subscribe if self.subs.len() == 4 => {
+            Step::Subscribe => {
                 self.subscribe("late", self.late.clone(), self.subs[0].lanes.len() as u32).await;
             }
-            Step::Subscribe => {}
             Step::Backfill => self.backfill().await,
         }
         match step {

@@ -3,7 +3,8 @@
 use super::{ONCE, World};
 use crate::judge;
 use crate::model::{Held, Key};
-use crate::step::{LEASE, Verdict};
+use crate::setting::LEASE;
+use crate::step::Verdict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tramline::model::id::{EventId, Incarnation};
@@ -91,7 +92,8 @@ impl World {
             lease: sub.leases[*lease].lease,
             outcomes: outcomes.iter().map(|(id, outcome)| (id.index(), outcome.clone())).collect(),
         });
-        let settle = Settle { subscription: sub.id, results: results.collect(), now: Some(self.now) };
+        let settle =
+            Settle { subscription: sub.id, results: results.collect(), worker: None, now: Some(self.now) };
         let settled = self.store.settle(settle).await.unwrap();
         let mut taken = Vec::new();
         for ((lease, outcomes), accepted) in by_lease.into_iter().zip(settled.accepted) {
@@ -124,7 +126,7 @@ impl World {
         let (sub, lease, id) = *stale[pick % stale.len()];
         let outcomes = vec![(id.index(), Outcome::retry("too late"))];
         let results = vec![SettleSlice { lease, outcomes }];
-        let settle = Settle { subscription: self.subs[sub].id, results, now: Some(self.now) };
+        let settle = Settle { subscription: self.subs[sub].id, results, worker: None, now: Some(self.now) };
         let settled = self.store.settle(settle).await.unwrap();
         assert_eq!(settled.accepted, [[false]], "{}: an old lease on {id} was accepted", self.subs[sub].name);
         if self.subs[sub].leases.iter().any(|held| held.lease == lease && held.lost) {

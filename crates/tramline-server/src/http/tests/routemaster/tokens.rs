@@ -54,6 +54,7 @@ async fn what_cannot_be_a_token_is_refused() {
         json!({"name": "shop", "token": "A"}),
         json!({"name": "shop", "token": "x".repeat(65)}),
         json!({"name": "shop", "more": 1}),
+        json!({"name": "shop", "token": ROOT}),
     ] {
         let reply = bus.call("POST", "/api_tokens", ROOT, bad.clone()).await;
         assert_eq!(reply.status, 400, "{bad}: {}", reply.text);

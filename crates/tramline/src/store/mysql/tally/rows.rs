@@ -9,7 +9,7 @@ use crate::model::time::Time;
 use crate::plan::tally::{ItemRow, TallyRow, Tells, Unfinished, unknown};
 use crate::store::mysql::session::Session;
 use crate::store::mysql::sql::{
-    Columns, LIST, insert, list, maybe, maybe_bytes, maybe_time, overwrite, pairs,
+    Columns, LIST, insert, maybe, maybe_bytes, maybe_time, numbered, overwrite, paired,
 };
 use crate::store::tally::{Of, metadata, state};
 use sqlx::mysql::MySqlRow;
@@ -76,8 +76,8 @@ async fn by_id(
         return Ok(BTreeMap::new());
     }
     let sql = format!(
-        "SELECT {TALLY} FROM tramline_tally t FORCE INDEX (PRIMARY) WHERE t.id IN ({}) AND t.state < 5 ORDER BY t.id{lock}",
-        list(ids.iter().map(|id| id.0))
+        "SELECT {TALLY} FROM {} STRAIGHT_JOIN tramline_tally t FORCE INDEX (PRIMARY) ON t.id = n.a WHERE t.state < 5{lock}",
+        numbered(ids.iter().map(|id| id.0))
     );
     Ok(find(session, sql).await?.into_iter().map(|row| (row.id, row)).collect())
 }
@@ -169,9 +169,10 @@ pub(super) async fn lock_parts(
 fn parts_sql(ids: &BTreeSet<PartId>, columns: &str, lock: &str) -> Vec<String> {
     let ids: Vec<(i64, i64)> = ids.iter().map(|id| (id.tally.0, id.part.cast_signed())).collect();
     let select = |some: &[(i64, i64)]| {
-        let which = pairs(("tally", "part"), some.iter().copied());
         format!(
-            "SELECT {columns} FROM tramline_tally_part FORCE INDEX (PRIMARY) WHERE {which} ORDER BY tally, part{lock}"
+            "SELECT {columns} FROM {} STRAIGHT_JOIN tramline_tally_part p FORCE INDEX (PRIMARY) \
+             ON p.tally = n.a AND p.part = n.b{lock}",
+            paired(some.iter().copied())
         )
     };
     ids.chunks(LIST).map(select).collect()

@@ -1,0 +1,103 @@
+//! Rules by pattern over HTTP.
+
+use super::bed::Bed;
+use serde_json::{Value, json};
+
+async fn bed() -> Bed {
+    let bed = Bed::open().await;
+    for name in ["acme%2Fmail", "acme%2Fsms", "rival"] {
+        bed.put(&format!("/v1/subscriptions/{name}"), json!({"topics": ["t"]})).await.good();
+    }
+    bed
+}
+
+async fn rules(bed: &Bed, name: &str) -> Vec<Value> {
+    let shown = bed.get(&format!("/v1/subscriptions/{name}")).await.good();
+    shown["rules"].as_array().unwrap().clone()
+}
+
+#[tokio::test]
+async fn a_rule_by_pattern_is_set_shown_and_removed() {
+    let bed = bed().await;
+    let body =
+        json!({"pattern": "acme/*", "kind": "pause", "reason": "moving", "until": "2999-01-01T00:00:00Z"});
+    let reply = bed.post("/v1/rules", body).await;
+    assert_eq!(reply.status, 201);
+    let rule = reply.json();
+    assert_eq!(
+        (&rule["pattern"], &rule["kind"], &rule["subscriptions"]),
+        (&json!("acme/*"), &json!("pause"), &json!(2))
+    );
+    let held = rules(&bed, "acme%2Fmail").await;
+    assert_eq!((&held[0]["pattern"], &held[0]["rule"]), (&json!("acme/*"), &rule["id"]));
+    assert_eq!((&held[0]["reason"], held[0]["until"].is_string()), (&json!("moving"), true));
+    assert!(rules(&bed, "rival").await.is_empty());
+    bed.put("/v1/subscriptions/acme%2Fnew", json!({"topics": ["t"]})).await.good();
+    assert_eq!(rules(&bed, "acme%2Fnew").await.len(), 1);
+    let listed = bed.get("/v1/rules").await.good();
+    assert_eq!((&listed["items"][0]["id"], &listed["items"][0]["subscriptions"]), (&rule["id"], &json!(3)));
+    let path = format!("/v1/rules/{}", rule["id"].as_str().unwrap());
+    assert_eq!(bed.delete(&format!("{path}?reason=over")).await.good()["subscriptions"], 3);
+    bed.delete(&path).await.problem(404);
+    assert!(rules(&bed, "acme%2Fmail").await.is_empty());
+    let audit = bed.app.tram.audit("acme/mail", 10).await.unwrap();
+    assert_eq!(audit.iter().map(|act| &*act.reason).collect::<Vec<_>>(), ["over", "moving"]);
+}
+
+#[tokio::test]
+async fn rules_by_name_and_by_pattern_hold_together_and_are_counted() {
+    let bed = bed().await;
+    bed.post("/v1/rules", json!({"pattern": "**", "kind": "block"})).await.good();
+    bed.post("/v1/rules", json!({"pattern": "acme/**", "kind": "pause"})).await.good();
+    let left = bed.post("/v1/subscriptions/acme%2Fmail/pause", json!({})).await.good();
+    assert_eq!(left["rules"].as_array().unwrap().len(), 3);
+    let left = bed.post("/v1/subscriptions/acme%2Fmail/resume", json!({})).await.good();
+    assert_eq!(left["rules"].as_array().unwrap().len(), 2, "what comes from a pattern stays");
+    let stats = bed.get("/v1/stats").await.good();
+    let stopped =
+        stats["subscriptions"].as_array().unwrap().iter().find(|one| one["name"] == "acme/mail").unwrap();
+    assert_eq!(stopped["stopped_by"], json!(["block", "pause"]));
+    let metrics = bed.get("/metrics").await.text;
+    assert!(metrics.contains("tramline_rules{subscription=\"acme/mail\",kind=\"pause\"} 1"), "{metrics}");
+    assert!(metrics.contains("tramline_rules{subscription=\"rival\",kind=\"block\"} 1"));
+}
+
+#[tokio::test]
+async fn a_list_of_rules_has_pages() {
+    let bed = bed().await;
+    for n in 0..5 {
+        bed.post("/v1/rules", json!({"pattern": format!("q{n}"), "kind": "pause"})).await.good();
+    }
+    let (mut seen, mut after) = (0, String::new());
+    loop {
+        let page = bed.get(&format!("/v1/rules?limit=2&after={after}")).await.good();
+        seen += page["items"].as_array().unwrap().len();
+        match page["next"].as_str() {
+            Some(next) => after = next.to_owned(),
+            None => break,
+        }
+    }
+    assert_eq!(seen, 5);
+    bed.get("/v1/rules?after=x").await.problem(422);
+}
+
+#[tokio::test]
+async fn rules_that_make_no_sense_are_refused() {
+    let bed = bed().await;
+    for bad in [
+        json!({}),
+        json!({"pattern": "acme/*"}),
+        json!({"pattern": "a*", "kind": "pause"}),
+        json!({"pattern": "", "kind": "pause"}),
+        json!({"pattern": "**/a", "kind": "pause"}),
+        json!({"pattern": "a", "kind": "stop"}),
+        json!({"pattern": "a", "kind": "pause", "until": "tomorrow"}),
+        json!({"pattern": "a", "kind": "pause", "reason": "x".repeat(1_001)}),
+        json!({"pattern": "a", "kind": "pause", "topics": ["x"]}),
+    ] {
+        bed.post("/v1/rules", bad).await.problem(422);
+    }
+    for unknown in ["0", "x", "99999999999999999999", "-1"] {
+        bed.delete(&format!("/v1/rules/{unknown}")).await.problem(404);
+    }
+}

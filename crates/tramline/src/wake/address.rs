@@ -1,0 +1,80 @@
+//! Where hints travel, as a URL.
+
+use crate::error::{Error, Result};
+use crate::wake::Wake;
+use crate::wake::in_process::InProcess;
+use crate::wake::relay::Relay;
+use std::sync::Arc;
+
+/// The channel, where nobody names another one.
+const CHANNEL: &str = "tramline.wake";
+
+/// Opens the way that a URL names: `nats://..`, `redis://..`, `rediss://..`, `postgres://..` or `in-process`. With `?channel=name` hints have
+/// a channel of their own, else `channel` if the store has one. Needs a Tokio runtime.
+///
+/// # Errors
+/// `Invalid` for a URL that names none of them.
+pub fn open(url: &str, channel: Option<&str>) -> Result<Arc<dyn Wake>> {
+    let (plain, named) = take_channel(url);
+    let channel = named.as_deref().or(channel).unwrap_or(CHANNEL);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-:".contains(c);
+    if channel.is_empty() || channel.len() > 63 || !channel.chars().all(is_plain) {
+        return Err(Error::invalid(
+            "the channel of the wake-ups has no name that every way can carry",
+            "use 1 to 63 letters, digits and . _ - :",
+        ));
+    }
+    if plain == "in-process" {
+        return Ok(Arc::new(InProcess::new()));
+    }
+    let (scheme, rest) = plain.split_once("://").unwrap_or_default();
+    Ok(match if rest.is_empty() { "" } else { scheme } {
+        "nats" | "tls" => Arc::new(Relay::nats(&plain, channel)?),
+        "redis" | "rediss" => Arc::new(Relay::redis([&*plain], channel)?),
+        "postgres" | "postgresql" => Arc::new(Relay::postgres(&plain, channel)),
+        _ => {
+            return Err(Error::invalid(
+                "the URL of the wake-ups names no way for them",
+                "use nats://host:4222, redis://host:6379, postgres://host/db or in-process",
+            ));
+        }
+    })
+}
+
+/// A URL without its `channel`, and that.
+fn take_channel(url: &str) -> (String, Option<String>) {
+    let Some((plain, query)) = url.split_once('?') else { return (url.to_owned(), None) };
+    let (named, others): (Vec<&str>, Vec<&str>) =
+        query.split('&').partition(|parameter| parameter.starts_with("channel="));
+    let named = named.first().and_then(|parameter| parameter.strip_prefix("channel="));
+    let rest = if others.is_empty() { String::new() } else { format!("?{}", others.join("&")) };
+    (format!("{plain}{rest}"), named.map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_in_the_url_is_taken_out_of_it() {
+        let taken = |url| take_channel(url);
+        assert_eq!(taken("nats://h"), ("nats://h".to_owned(), None));
+        assert_eq!(taken("nats://h?channel=a.b"), ("nats://h".to_owned(), Some("a.b".to_owned())));
+        let (url, channel) = taken("postgres://h/d?sslmode=require&channel=a");
+        assert_eq!((&*url, channel.as_deref()), ("postgres://h/d?sslmode=require", Some("a")));
+    }
+
+    #[tokio::test]
+    async fn what_names_no_way_is_refused_with_a_remedy() {
+        for bad in ["", "mysql://h", "nats", "nats://h?channel=", "nats://h?channel=a%20b%20>", "redis://"] {
+            let error = open(bad, None).map(|_| ()).unwrap_err();
+            assert!(!error.remedy().is_empty(), "{bad}");
+        }
+        for good in
+            ["in-process", "nats://a:1,nats://b:2", "redis://:secret@h:1", "rediss://h", "postgres://h/d"]
+        {
+            let wake = open(good, None).unwrap();
+            assert!(!format!("{wake:?}").contains("secret"));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Hints between processes over NATS. For any store; core NATS is enough, nothing is kept there.
+
+use crate::error::{Error, Result};
+use crate::wake::relay::{Broken, Channel, Ear, Mouth, Relay};
+use async_nats::{Client, ConnectOptions, Event, ServerAddr, Subscriber};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// A server that vanished without a word is noticed within two of these.
+const PING: Duration = Duration::from_secs(20);
+
+impl Relay {
+    /// Hints over a subject of a NATS server. Connects in the background, and again whenever the connection is lost; until then hints stay in this process. `url` is
+    /// `nats://` or `tls://`, or several of them with commas for a cluster. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// `Invalid` when the URL is not one of NATS, or the subject is none.
+    pub fn nats(url: &str, subject: &str) -> Result<Relay> {
+        let servers = url.split(',').map(|one| one.trim().parse::<ServerAddr>());
+        let servers = servers.collect::<std::io::Result<Vec<_>>>().map_err(|error| {
+            Error::invalid("the URL of the wake-ups names no NATS", "use nats://host:4222").because(error)
+        })?;
+        if subject.is_empty() || subject.contains(|c: char| c.is_whitespace() || c == '*' || c == '>') {
+            return Err(Error::invalid(
+                format!("{subject:?} is no subject of NATS"),
+                "use letters, digits and dots",
+            ));
+        }
+        Ok(Relay::new(Cluster { servers, subject: subject.to_owned() }))
+    }
+}
+
+struct Cluster {
+    servers: Vec<ServerAddr>,
+    subject: String,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Not the servers: they may have passwords.
+        write!(f, "NATS, subject {}", self.subject)
+    }
+}
+
+impl Cluster {
+    /// A connection, and what is cancelled when it is lost. Connecting again is left to the relay, which knows what was missed.
+    async fn connect(&self) -> Result<(Client, CancellationToken), Broken> {
+        let lost = CancellationToken::new();
+        let tell = lost.clone();
+        let options = ConnectOptions::new()
+            .name("tramline")
+            .ping_interval(PING)
+            .max_reconnects(self.servers.len())
+            .event_callback(move |event| {
+                if matches!(event, Event::Disconnected | Event::Closed) {
+                    tell.cancel();
+                }
+                std::future::ready(())
+            });
+        let credentials =
+            self.servers.first().and_then(|server| Some((server.username()?, server.password())));
+        let options = match credentials {
+            Some((user, Some(password))) => options.user_and_password(user.to_owned(), password.to_owned()),
+            Some((token, None)) => options.token(token.to_owned()),
+            None => options,
+        };
+        Ok((options.connect(self.servers.clone()).await?, lost))
+    }
+}
+
+#[async_trait]
+impl Channel for Cluster {
+    async fn ear(&self) -> Result<Box<dyn Ear>, Broken> {
+        let (client, lost) = self.connect().await?;
+        let hints = client.subscribe(self.subject.clone()).await?;
+        // The server knows of the subscription when this is answered.
+        client.flush().await?;
+        Ok(Box::new(Listening { hints, lost, _client: client }))
+    }
+
+    async fn mouth(&self) -> Result<Box<dyn Mouth>, Broken> {
+        let (client, lost) = self.connect().await?;
+        Ok(Box::new(Speaking { client, lost, subject: self.subject.clone() }))
+    }
+}
+
+struct Listening {
+    hints: Subscriber,
+    lost: CancellationToken,
+    _client: Client,
+}
+
+#[async_trait]
+impl Ear for Listening {
+    async fn hear(&mut self) -> Result<String, Broken> {
+        tokio::select! {
+            () = self.lost.cancelled() => Err("the connection is lost".into()),
+            hint = self.hints.next() => {
+                let hint = hint.ok_or("the connection was closed")?;
+                Ok(String::from_utf8_lossy(&hint.payload).into_owned())
+            }
+        }
+    }
+}
+
+struct Speaking {
+    client: Client,
+    lost: CancellationToken,
+    subject: String,
+}
+
+#[async_trait]
+impl Mouth for Speaking {
+    async fn say(&mut self, hint: &str) -> Result<(), Broken> {
+        if self.lost.is_cancelled() {
+            return Err("the connection is lost".into());
+        }
+        self.client.publish(self.subject.clone(), Bytes::copy_from_slice(hint.as_bytes())).await?;
+        self.client.flush().await?;
+        Ok(())
+    }
+}
