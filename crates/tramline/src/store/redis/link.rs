@@ -217,7 +217,7 @@ pub(super) fn bytes(value: Value) -> Vec<u8> {
 pub(super) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
-        Value::SimpleString(text) => Some(text.clone()),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text.clone()),
         Value::Int(number) => Some(number.to_string()),
         _ => None,
     }

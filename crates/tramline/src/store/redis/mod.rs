@@ -19,7 +19,8 @@
 //! - `session`, `rows`, `tuple`, `pack`: what a step has read and writes, and how
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
+//! - `limit`, `unique`, `rules`, `failures`: what is allowed, what is there already, what is stopped, what went wrong
+//! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`, `examine`: everything else
 
 mod catalog;
 mod claim;
@@ -27,6 +28,7 @@ mod compact;
 mod drops;
 mod emit;
 mod erase;
+mod examine;
 mod failures;
 mod limit;
 mod link;
@@ -52,6 +54,7 @@ mod token;
 mod tuple;
 mod unique;
 
+pub use examine::{RedisFigures, RedisNode};
 pub use options::RedisOptions;
 pub(crate) use options::is_redis;
 
@@ -81,7 +84,7 @@ impl RedisStore {
     /// wrote the store.
     pub async fn open(options: RedisOptions) -> Result<RedisStore> {
         let link = Link::open(&options).await?;
-        opening::check(&link).await?;
+        opening::check(&link, options.cluster).await?;
         let store = RedisStore {
             link,
             options,
@@ -91,6 +94,14 @@ impl RedisStore {
         };
         store.write(None, opening::mark).await?;
         Ok(store)
+    }
+
+    /// Reads the figures of the server that the options lead to. Nothing is changed.
+    ///
+    /// # Errors
+    /// `Unavailable` when it cannot be reached.
+    pub async fn examine(options: RedisOptions) -> Result<RedisFigures> {
+        examine::examine(options).await
     }
 
     /// Where the store is.
