@@ -6,7 +6,6 @@
 servers=       # directory with the data of this run's servers; empty until there is one
 as_server=()   # what to put before a command that runs as the servers' user
 pgbouncer_pid=
-redis_pid=
 nats_pid=
 
 install_missing() {
@@ -27,19 +26,19 @@ install_missing() {
 
 start_servers() {
     # Settings of the caller for a server of their own must not reach the tests.
-    unset "${!PG@}" "${!MYSQL_@}"
+    unset "${!PG@}" "${!MYSQL_@}" "${!REDIS@}"
     choose_directory
     start_postgres
     start_pgbouncer
     start_mariadb
     start_redis
+    start_redis_cluster
     start_nats
 }
 
 stop_servers() {
     [[ -n $servers ]] || return 0
     stop_pgbouncer
-    stop_process "$redis_pid"
     stop_process "$nats_pid"
     if [[ -e $servers/postgres/postmaster.pid ]]; then
         "$servers/postgres-ctl" kill || true
@@ -47,6 +46,7 @@ stop_servers() {
     if [[ -e $servers/mariadb/mariadb.pid ]]; then
         "$servers/mariadb-ctl" kill || true
     fi
+    stop_redis
     rm -rf "$servers"
 }
 
@@ -230,26 +230,84 @@ write_mariadb_ctl() {
     chmod +x "$1"
 }
 
+# The settings that the documentation asks for: nothing is evicted, everything is in the append-only file.
 start_redis() {
-    local data=$servers/redis attempts=3
+    local data=$servers/redis ctl=$servers/redis-ctl attempts=3
     "${as_server[@]}" mkdir "$data"
-    until choose_port && redis_answers; do
+    until choose_port && write_redis_ctl "$ctl" "$data" && "$ctl" start 2>/dev/null; do
         ((--attempts)) || fail "Redis does not start: $(tail -n 20 "$data.log")"
     done
     export TRAMLINE_TEST_REDIS=redis://127.0.0.1:$port
-    echo "$(redis-server --version): $TRAMLINE_TEST_REDIS" >&2
+    export TRAMLINE_TEST_REDIS_CTL=$ctl
+    echo "$(redis-server --version | cut -d ' ' -f 1-3): $TRAMLINE_TEST_REDIS" >&2
 }
 
-redis_answers() {
-    "${as_server[@]}" redis-server --port "$port" --bind 127.0.0.1 --dir "$data" --appendonly yes >"$data.log" 2>&1 &
-    redis_pid=$!
-    for _ in {1..50}; do
-        kill -0 "$redis_pid" 2>/dev/null || break
-        [[ $(redis-cli -p "$port" ping 2>/dev/null) != PONG ]] || return 0
-        sleep 0.1
+# Three nodes, each with a third of the slots.
+start_redis_cluster() {
+    local nodes=() addresses=() data attempts=5
+    for number in 1 2 3; do
+        data=$servers/redis-node$number
+        "${as_server[@]}" mkdir "$data"
+        until choose_port && write_redis_ctl "$data-ctl" "$data" --cluster-enabled yes --cluster-node-timeout 2000 &&
+            "$data-ctl" start 2>/dev/null; do
+            ((--attempts)) || fail "a node of the Redis Cluster does not start: $(tail -n 20 "$data.log")"
+        done
+        nodes+=("127.0.0.1:$port")
     done
-    stop_process "$redis_pid"
-    return 1
+    redis-cli --cluster create "${nodes[@]}" --cluster-yes >"$servers/redis-cluster.log" 2>&1 ||
+        fail "the Redis Cluster cannot be made: $(tail -n 20 "$servers/redis-cluster.log")"
+    for node in "${nodes[@]}"; do
+        addresses+=("$node")
+        for _ in {1..100}; do
+            [[ $(redis-cli -p "${node#*:}" cluster info) == *cluster_state:ok* ]] && break
+            sleep 0.1
+        done
+    done
+    export TRAMLINE_TEST_REDIS_CLUSTER=redis://$(IFS=, && echo "${addresses[*]}")
+    echo "Redis Cluster: $TRAMLINE_TEST_REDIS_CLUSTER" >&2
+}
+
+# As for PostgreSQL. `kill` is a kill: what comes back after it is what the append-only file has.
+write_redis_ctl() {
+    local ctl=$1 data=$2
+    shift 2
+    cat >"$ctl" <<-END
+		#!/usr/bin/env bash
+		set -euo pipefail
+		start() {
+		    setsid ${as_server[*]} "$(command -v redis-server)" --port $port --bind 127.0.0.1 --dir "$data" --pidfile "$data/redis.pid" \
+		        --daemonize no --appendonly yes --appendfsync everysec --save "" --maxmemory-policy noeviction $* >>"$data.log" 2>&1 </dev/null &
+		    echo \$! >"$data.pid"
+		    for _ in {1..300}; do
+		        kill -0 \$! 2>/dev/null || return 1
+		        [[ \$(redis-cli -p $port ping 2>/dev/null) == PONG ]] && return
+		        sleep 0.1
+		    done
+		    return 1
+		}
+		kill_server() {
+		    local pid
+		    pid=\$(cat "$data.pid")
+		    kill -KILL "\$pid"
+		    while kill -0 "\$pid" 2>/dev/null; do sleep 0.05; done
+		    rm -f "$data.pid"
+		}
+		case "\${1-}" in
+		start) start ;;
+		restart) kill_server && start ;;
+		kill) kill_server ;;
+		*) echo "usage: \$0 start|restart|kill" >&2 && exit 2 ;;
+		esac
+	END
+    chmod +x "$ctl"
+}
+
+stop_redis() {
+    local pid
+    for pid in "$servers"/redis*.pid; do
+        [[ -e $pid ]] || continue
+        "${pid%.pid}-ctl" kill || true
+    done
 }
 
 start_nats() {

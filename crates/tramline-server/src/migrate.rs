@@ -6,7 +6,7 @@ use std::io::Write;
 /// What the command takes.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The store, such as sqlite://app.db, postgres://user@host/db or mysql://user@host/db
+    /// The store, such as sqlite://app.db, postgres://user@host/db, mysql://user@host/db or redis://host
     #[arg(long, env = "TRAMLINE_STORE", default_value = "sqlite://tramline.db")]
     store: String,
     /// Print the SQL of all migrations and change nothing

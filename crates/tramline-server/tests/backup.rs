@@ -168,6 +168,7 @@ fn what_cannot_be_copied_is_told_with_a_remedy() {
     let cases = [
         ("postgres://u@db/app", "pg_dump"),
         ("mysql://u@db/app", "mysqldump"),
+        ("redis://db", "append-only file"),
         ("sqlite::memory:", "use a store in a file"),
         ("sqlite://missing.db", "a store that exists"),
         ("nonsense://x", "use sqlite://path"),

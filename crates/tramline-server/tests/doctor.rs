@@ -81,6 +81,24 @@ async fn troubles_are_found_on_mysql() {
 }
 
 #[tokio::test]
+async fn troubles_are_found_on_redis() {
+    troubles_are_found_while_the_server_runs(Place::redis()).await;
+}
+
+#[tokio::test]
+async fn a_store_in_redis_that_is_not_there_is_serious_and_none_is_made() {
+    let place = Place::redis();
+    for _ in 0..2 {
+        let (code, findings) = doctor(place.url());
+        assert_eq!((code, of(&findings, "schema").len()), (2, 1), "{findings:?}");
+    }
+    tramline::store::open(place.url()).await.unwrap().close().await;
+    let (code, findings) = doctor(place.url());
+    assert_eq!((code, of(&findings, "schema").len()), (0, 0), "{findings:?}");
+    assert_eq!(of(&findings, "sync").len(), 1, "the file is synced once a second: {findings:?}");
+}
+
+#[tokio::test]
 async fn tables_of_mysql_that_are_missing_or_not_safe_are_serious() {
     let place = Place::mysql().await;
     let url = place.url();

@@ -17,7 +17,8 @@ use tramline::{
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-const PLACES: [Place; 3] = [Place::SqliteFile, Place::Postgres, Place::Mysql];
+const PLACES: [Place; 5] =
+    [Place::SqliteFile, Place::Postgres, Place::Mysql, Place::Redis, Place::RedisCluster];
 
 /// Processes that share a store and a clock.
 struct World {

@@ -1,6 +1,6 @@
 //! `tramline bench`: what this machine and store can do, beside a queue of one row per job in the same run.
 //!
-//! - `row`, `row_sqlite`, `row_postgres`, `row_mysql`: what Tramline is compared with
+//! - `row`, `row_sqlite`, `row_postgres`, `row_mysql`, `row_redis`: what Tramline is compared with
 //! - `target`: a private place in the store that is measured
 //! - `emit`, `drain`, `latency`: what is measured of the library
 //! - `tally`, `tally_row`: what is measured of tallies, and one row per item beside it
@@ -23,6 +23,7 @@ mod retention;
 mod row;
 mod row_mysql;
 mod row_postgres;
+mod row_redis;
 mod row_sqlite;
 mod tally;
 mod tally_row;
@@ -43,7 +44,7 @@ use target::Target;
 /// What the command takes.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The server to measure: sqlite://path, postgres://user@host/db or mysql://user@host/db. A file, schema or database of its own is made and removed
+    /// The server to measure: sqlite://path, postgres://user@host/db, mysql://user@host/db or redis://host. A file, schema, database or name of its own is made and removed
     #[arg(long, env = "TRAMLINE_STORE", default_value = "sqlite://tramline.db")]
     store: String,
     /// Where to write the figures
@@ -289,6 +290,9 @@ async fn row_loop(target: &Target, size: Size, samples: &mut Samples) -> Result<
         ),
         Target::Mysql { url, .. } => {
             (row_mysql::run(url, size.events, &payload).await?, row_mysql::commit_us(url, 200).await?)
+        }
+        Target::Redis { server, .. } => {
+            (row_redis::run(server, size.events, &payload).await?, row_redis::commit_us(server, 200).await?)
         }
     };
     samples.add("row_insert", figures.insert);

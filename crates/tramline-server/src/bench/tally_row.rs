@@ -46,6 +46,7 @@ pub(super) async fn run(target: &Target, items: usize, callers: usize) -> Result
         }
         Target::Postgres { server, schema, .. } => postgres(server, schema, items, callers).await,
         Target::Mysql { url, .. } => mysql(url, items, callers).await,
+        Target::Redis { server, .. } => redis_set(server, items, callers).await,
     }
 }
 
@@ -196,4 +197,42 @@ async fn ack_rows_on_mysql(
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;
     }
     Ok(())
+}
+
+/// A set of what is pending: the usual way on Redis, and its smallest.
+async fn redis_set(server: &str, items: usize, callers: usize) -> Result<RowTally, BoxError> {
+    const SET: &str = "tramline_bench_items";
+    let client = redis::Client::open(server)?;
+    let mut owner = client.get_multiplexed_async_connection().await?;
+    redis::cmd("UNLINK").arg(SET).query_async::<()>(&mut owner).await?;
+    let start = Instant::now();
+    for first in (0..items).step_by(ADD) {
+        let some: Vec<usize> = (first..(first + ADD).min(items)).collect();
+        redis::cmd("SADD").arg(SET).arg(some).query_async::<()>(&mut owner).await?;
+    }
+    let add = start.elapsed();
+    let bytes: u64 = redis::cmd("MEMORY").arg("USAGE").arg(SET).query_async(&mut owner).await?;
+    let start = Instant::now();
+    let mut tasks: JoinSet<Result<(), BoxError>> = JoinSet::new();
+    for caller in 0..callers {
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        tasks.spawn(async move {
+            for chunk in (caller..items / ACK).step_by(callers) {
+                let some: Vec<usize> = (chunk * ACK..(chunk + 1) * ACK).collect();
+                let mut ack = redis::pipe();
+                ack.cmd("SREM").arg(SET).arg(some).ignore().cmd("EXISTS").arg(SET).ignore();
+                ack.query_async::<()>(&mut connection).await?;
+            }
+            Ok(())
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    let ack = start.elapsed();
+    let start = Instant::now();
+    redis::cmd("SCARD").arg(SET).query_async::<()>(&mut owner).await?;
+    let get = start.elapsed();
+    redis::cmd("UNLINK").arg(SET).query_async::<()>(&mut owner).await?;
+    Ok(RowTally::new(items, add, ack, get, bytes))
 }

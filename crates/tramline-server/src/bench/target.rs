@@ -1,6 +1,7 @@
 //! A private place in the store that is measured: a file, a schema or a database of its own.
 
 use super::row::BoxError;
+use super::row_redis;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection};
 use std::sync::Arc;
 use tramline::{Options, OtelTraces, Tramline};
@@ -27,6 +28,14 @@ pub(super) enum Target {
         /// The URL with the database.
         url: String,
         database: String,
+    },
+    /// A store of its own name on the server that was named.
+    Redis {
+        /// The URL of the server.
+        server: String,
+        /// The URL with the name.
+        url: String,
+        name: String,
     },
 }
 
@@ -57,7 +66,11 @@ impl Target {
             connection.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await?;
             return Ok(Target::Mysql { url: format!("{server}/{name}"), server, database: name });
         }
-        Err("bench measures sqlite://path, postgres://user@host/db and mysql://user@host/db; memory is not durable".into())
+        if store.starts_with("redis://") || store.starts_with("rediss://") {
+            let server = store.split('?').next().unwrap_or_default().to_owned();
+            return Ok(Target::Redis { url: format!("{server}?name={name}"), server, name });
+        }
+        Err("bench measures sqlite://path, postgres://user@host/db, mysql://user@host/db and redis://host; memory is not durable".into())
     }
 
     pub(super) fn kind(&self) -> &'static str {
@@ -65,6 +78,7 @@ impl Target {
             Target::Sqlite { .. } => "sqlite",
             Target::Postgres { .. } => "postgres",
             Target::Mysql { .. } => "mysql",
+            Target::Redis { .. } => "redis",
         }
     }
 
@@ -72,7 +86,7 @@ impl Target {
     pub(super) fn tasks(&self) -> usize {
         match self {
             Target::Sqlite { .. } => 1,
-            Target::Postgres { .. } | Target::Mysql { .. } => 4,
+            Target::Postgres { .. } | Target::Mysql { .. } | Target::Redis { .. } => 4,
         }
     }
 
@@ -82,7 +96,10 @@ impl Target {
 
     /// Where it is.
     pub(super) fn url(&self) -> &str {
-        let (Target::Sqlite { url } | Target::Postgres { url, .. } | Target::Mysql { url, .. }) = self;
+        let (Target::Sqlite { url }
+        | Target::Postgres { url, .. }
+        | Target::Mysql { url, .. }
+        | Target::Redis { url, .. }) = self;
         url
     }
 
@@ -90,7 +107,7 @@ impl Target {
     pub(super) async fn open_beside(&self, tram: &Tramline) -> Result<Tramline, BoxError> {
         match self {
             Target::Sqlite { .. } => Ok(tram.clone()),
-            Target::Postgres { .. } | Target::Mysql { .. } => self.open().await,
+            Target::Postgres { .. } | Target::Mysql { .. } | Target::Redis { .. } => self.open().await,
         }
     }
 
@@ -105,6 +122,7 @@ impl Target {
                 let mut connection = MySqlConnection::connect(server).await?;
                 Ok(sqlx::query_scalar("SELECT VERSION()").fetch_one(&mut connection).await?)
             }
+            Target::Redis { server, .. } => row_redis::version(server).await,
         }
     }
 
@@ -118,7 +136,7 @@ impl Target {
         Ok(Some(Writes { wal_bytes, dead_tuples }))
     }
 
-    /// What everything in it takes on disk.
+    /// What everything in it takes on disk; on Redis, what the server has in memory.
     pub(super) async fn bytes(&self) -> Result<i64, BoxError> {
         match self {
             Target::Sqlite { url } => {
@@ -139,10 +157,11 @@ impl Target {
                            FROM information_schema.tables WHERE table_schema = ?";
                 Ok(sqlx::query_scalar(sql).bind(database).fetch_one(&mut connection).await?)
             }
+            Target::Redis { server, .. } => row_redis::memory(server).await,
         }
     }
 
-    /// Removes the file, schema or database.
+    /// Removes the file, schema, database or keys.
     pub(super) async fn remove(&self) -> Result<(), BoxError> {
         match self {
             Target::Sqlite { url } => {
@@ -159,6 +178,7 @@ impl Target {
                 let mut connection = MySqlConnection::connect(server).await?;
                 connection.execute(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {database}"))).await?;
             }
+            Target::Redis { server, name, .. } => row_redis::remove_store(server, name).await?,
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ pub(crate) struct Settings {
     /// Address and port to listen on
     #[arg(long, env = "TRAMLINE_LISTEN")]
     listen: Option<String>,
-    /// The store, such as sqlite://app.db, postgres://user@host/db or mysql://user@host/db
+    /// The store, such as sqlite://app.db, postgres://user@host/db, mysql://user@host/db or redis://host
     #[arg(long, env = "TRAMLINE_STORE")]
     store: Option<String>,
     /// PostgreSQL behind a pooler: where to LISTEN, past the pooler

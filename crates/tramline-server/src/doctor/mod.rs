@@ -1,13 +1,14 @@
 //! `tramline doctor`: looks at a store for problems, and says of each what to do. It changes nothing.
 //!
 //! - `finding`: what was found, and how bad it is
-//! - `schema`, `sqlite`, `postgres`, `mysql` (with `server`), `queue`: checks, each a function from figures to findings
+//! - `schema`, `sqlite`, `postgres`, `mysql` (with `server`), `redis`, `queue`: checks, each a function from figures to findings
 //! - `survey`: the figures of topics and subscriptions, read from the store
 
 mod finding;
 mod mysql;
 mod postgres;
 mod queue;
+mod redis;
 mod schema;
 mod server;
 mod sqlite;
@@ -28,7 +29,7 @@ Exit codes: 0 fine, 1 warnings, 2 something serious, or the store cannot be look
 /// What the command takes.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The store, such as sqlite://app.db, postgres://user@host/db or mysql://user@host/db
+    /// The store, such as sqlite://app.db, postgres://user@host/db, mysql://user@host/db or redis://host
     #[arg(long, env = "TRAMLINE_STORE", default_value = "sqlite://tramline.db")]
     store: String,
     /// One JSON object per finding and line
@@ -58,9 +59,14 @@ async fn examined(url: &str) -> tramline::Result<Vec<Finding>> {
         Figures::Sqlite(figures) => findings.extend(sqlite::check(figures)),
         Figures::Postgres(figures) => findings.extend(postgres::check(figures)),
         Figures::Mysql(figures) => findings.extend(mysql::check(figures)),
+        Figures::Redis(figures) => findings.extend(redis::check(figures)),
     }
     // A store that is not up to date would be changed by opening it; one that lacks a table, or is refused, cannot be asked.
-    let refused = matches!(&figures, Figures::Mysql(figures) if figures.refused.is_some());
+    let refused = match &figures {
+        Figures::Mysql(figures) => figures.refused.is_some(),
+        Figures::Redis(figures) => figures.refused.is_some(),
+        Figures::Sqlite(_) | Figures::Postgres(_) => false,
+    };
     if figures.schema().is_current() && figures.schema().missing.is_empty() && !refused {
         let store = examine::open_to_look(url).await?;
         if !matches!(figures, Figures::Sqlite(_)) {

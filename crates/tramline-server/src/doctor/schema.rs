@@ -9,7 +9,7 @@ pub(super) fn check(schema: &Schema) -> Vec<Finding> {
         None => vec![Finding::serious(
             "schema",
             "there are no tables of Tramline",
-            "check the URL, on PostgreSQL also schema=NAME; `tramline migrate` creates them",
+            "check the URL, on PostgreSQL also schema=NAME, on Redis name=NAME; `tramline migrate` creates them",
         )],
         Some(version) if version > known => vec![Finding::serious(
             "schema",

@@ -45,6 +45,14 @@ impl Place {
         Place { url: format!("{server}/{database}"), _directory: None }
     }
 
+    /// A store of its own name on the test server.
+    pub(crate) fn redis() -> Place {
+        let server =
+            std::env::var("TRAMLINE_TEST_REDIS").expect("TRAMLINE_TEST_REDIS is not set: run ./test");
+        let url = format!("{server}?name=serve_{:x}", tramline::Incarnation::random().0);
+        Place { url, _directory: None }
+    }
+
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -79,6 +87,12 @@ macro_rules! on_every_store {
             $(#[tokio::test]
             async fn $name() {
                 super::$name(crate::stores::Place::mysql().await).await;
+            })*
+        }
+        mod redis {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::stores::Place::redis()).await;
             })*
         }
     };

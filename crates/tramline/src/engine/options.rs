@@ -111,7 +111,7 @@ impl Options {
         self
     }
 
-    /// How many groups of emits are written at the same time (4 unless set; SQLite's one writer makes the groups itself).
+    /// How many groups of emits are written at the same time (4 unless set, on Redis 1; SQLite's one writer makes the groups itself).
     #[must_use]
     pub fn flushers_at_most(mut self, flushers: usize) -> Options {
         self.flushers = Some(flushers.max(1));
@@ -189,9 +189,11 @@ impl Options {
         self
     }
 
-    /// `None`: the store makes the groups. SQLite's writer knows when it is free for the next one.
+    /// `None`: the store makes the groups. SQLite's writer knows when it is free for the next one. On Redis two emits at once get into
+    /// each other's way.
     pub(crate) fn flushers(&self) -> Option<usize> {
-        self.flushers.or(self.is_server().then_some(4))
+        let is_redis = crate::store::redis::is_redis(&self.url);
+        self.flushers.or(is_redis.then_some(1)).or(self.is_server().then_some(4))
     }
 
     /// Opens the store, and the way hints travel on this kind of store unless another one is set.
@@ -216,6 +218,7 @@ impl Options {
                 }
             }
             Opened::Mysql(store) => Arc::new(Pulse::new(store.clone())),
+            Opened::Redis(store) => Arc::new(Relay::redis(store.options().nodes(), &store.wake_channel())?),
             Opened::Sqlite(store) => match store.path() {
                 Some(path) => Arc::new(FileWatch::new(path)?),
                 None => Arc::new(InProcess::new()),

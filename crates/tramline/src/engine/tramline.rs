@@ -55,7 +55,7 @@ struct Inner {
 }
 
 impl Tramline {
-    /// Opens the store behind a URL (`sqlite://app.db`, `sqlite::memory:`, `postgres://..`, `mysql://..`) with default options, and brings its
+    /// Opens the store behind a URL (`sqlite://app.db`, `sqlite::memory:`, `postgres://..`, `mysql://..`, `redis://..`) with default options, and brings its
     /// tables up to date.
     ///
     /// # Errors

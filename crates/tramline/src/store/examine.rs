@@ -3,10 +3,12 @@
 
 pub use super::mysql::{MysqlFigures, Refusals};
 pub use super::postgres::{PostgresFigures, ReplicationSlot, TableFigures};
+pub use super::redis::{RedisFigures, RedisNode};
 pub use super::sqlite::SqliteFigures;
 
 use super::mysql::MysqlStore;
 use super::postgres::PostgresStore;
+use super::redis::RedisStore;
 use super::sqlite::SqliteStore;
 use super::{Store, sqlite_path, unknown};
 use crate::error::{Error, Result};
@@ -23,6 +25,8 @@ pub enum Figures {
     Postgres(PostgresFigures),
     /// Of a MySQL or MariaDB server.
     Mysql(MysqlFigures),
+    /// Of a Redis server, or the nodes of a Cluster.
+    Redis(RedisFigures),
 }
 
 impl Figures {
@@ -32,6 +36,7 @@ impl Figures {
             Figures::Sqlite(figures) => &figures.schema,
             Figures::Postgres(figures) => &figures.schema,
             Figures::Mysql(figures) => &figures.schema,
+            Figures::Redis(figures) => &figures.schema,
         }
     }
 }
@@ -111,6 +116,9 @@ pub async fn examine(url: &str) -> Result<Figures> {
     }
     if url.starts_with("mysql://") || url.starts_with("mariadb://") {
         return Ok(Figures::Mysql(MysqlStore::examine(url.parse()?).await?));
+    }
+    if super::redis::is_redis(url) {
+        return Ok(Figures::Redis(RedisStore::examine(url.parse()?).await?));
     }
     Err(unknown(url))
 }

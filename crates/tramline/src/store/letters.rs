@@ -10,12 +10,12 @@ use crate::model::slice::Slice;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use crate::store::failures::History;
-use crate::store::verbs::{DeadEvent, DeadPage, ListDead, Page, REVIVE_STEP};
+use crate::store::verbs::{DeadEvent, DeadPage, ListDead, Page};
 use std::collections::{BTreeMap, HashMap};
 
-/// Of the chunks of the rows that a step found, in order, those that it has all rows of, and where the next step goes on.
-pub(crate) fn whole_chunks(mut found: Vec<i64>) -> (Vec<i64>, Option<EventId>) {
-    let full = found.len() >= REVIVE_STEP as usize;
+/// Of the chunks of the rows that a step of so many found, in order, those that it has all rows of, and where the next step goes on.
+pub(crate) fn whole_chunks(mut found: Vec<i64>, step: usize) -> (Vec<i64>, Option<EventId>) {
+    let full = found.len() >= step;
     found.dedup();
     if full {
         found.pop();
@@ -80,6 +80,8 @@ pub(crate) struct Buried<'a> {
     pub(crate) list: &'a ListDead,
     /// Rows in the order of their chunks, [`rows_of`] at most, and the chunks.
     pub(crate) found: Vec<Slice>,
+    /// There may be more rows than these.
+    pub(crate) is_full: bool,
     pub(crate) chunks: &'a HashMap<ChunkId, ChunkRow>,
     pub(crate) history: &'a History,
     pub(crate) catalog: &'a Catalog,
@@ -107,7 +109,7 @@ impl Buried<'_> {
 
     /// Leaves out a chunk of which there may be more rows, and says where the next look goes on then.
     fn keep_whole_chunks(&mut self) -> Option<EventId> {
-        if self.found.len() < rows_of(&self.list.page) as usize {
+        if !self.is_full {
             return None;
         }
         let part = self.found.last()?.chunk;
@@ -140,11 +142,11 @@ mod tests {
 
     #[test]
     fn a_step_takes_whole_chunks_and_says_where_the_next_one_begins() {
-        assert_eq!(whole_chunks(vec![3, 3, 7]), (vec![3, 7], None));
-        assert_eq!(whole_chunks(Vec::new()), (Vec::new(), None));
-        let mut many: Vec<i64> = (1..REVIVE_STEP.into()).collect();
-        many.push(REVIVE_STEP as i64 - 1);
-        let (chunks, next) = whole_chunks(many);
+        assert_eq!(whole_chunks(vec![3, 3, 7], 500), (vec![3, 7], None));
+        assert_eq!(whole_chunks(Vec::new(), 500), (Vec::new(), None));
+        let mut many: Vec<i64> = (1..500).collect();
+        many.push(499);
+        let (chunks, next) = whole_chunks(many, 500);
         assert_eq!((chunks.len(), next.map(EventId::chunk)), (498, Some(ChunkId(498))));
     }
 }

@@ -3,7 +3,7 @@
 use super::lanes::{load_keys, load_marks};
 use super::letters::{Chosen, old_dead, whole_chunks};
 use super::rows::StepRows;
-use super::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revive, Revived, Which};
+use super::verbs::{Adopt, Cancel, REVIVE_STEP, ReleaseParked, Resend, Revive, Revived, Which};
 use crate::error::Result;
 use crate::model::failure::Gone;
 use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
@@ -61,7 +61,7 @@ pub(crate) async fn revive(session: &mut impl StepRows, revive: &Revive) -> Resu
     let id = revive.subscription;
     let (chunks, next) = match &revive.which {
         Which::Ids(ids) => (by_chunk(ids).into_keys().map(|chunk| chunk.0).collect(), None),
-        _ => whole_chunks(session.buried_chunks(id, revive.after.chunk()).await?),
+        _ => whole_chunks(session.buried_chunks(id, revive.after.chunk()).await?, REVIVE_STEP as usize),
     };
     let mut bench = Bench::lay(session, id, &chunks, &BURIED).await?;
     let chosen = chosen(session, &revive.which, &chunks).await?;

@@ -23,6 +23,7 @@ pub mod mysql;
 pub mod postgres;
 pub(crate) mod proven;
 pub(crate) mod push;
+pub mod redis;
 pub(crate) mod rows;
 pub(crate) mod rules;
 pub(crate) mod schedule;
@@ -35,6 +36,7 @@ pub(crate) mod unique;
 pub mod verbs;
 pub mod verbs_tally;
 
+use self::redis::RedisStore;
 use crate::error::{Error, Result};
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
@@ -55,7 +57,7 @@ use verbs::*;
 use verbs_tally::*;
 
 /// Opens the store behind a URL, and brings it up to date: `sqlite://path`, `sqlite::memory:`,
-/// `postgres://user@host/database`, `mysql://user@host/database`.
+/// `postgres://user@host/database`, `mysql://user@host/database`, `redis://host`, `redis://host,host,host` (a Cluster).
 ///
 /// # Errors
 /// `Invalid` for a URL that names no store, and whatever opening that store gives.
@@ -69,6 +71,7 @@ pub(crate) enum Opened {
     Sqlite(Arc<SqliteStore>),
     Mysql(Arc<MysqlStore>),
     Postgres(Arc<PostgresStore>),
+    Redis(Arc<RedisStore>),
 }
 
 impl Opened {
@@ -77,6 +80,7 @@ impl Opened {
             Opened::Sqlite(store) => store.clone(),
             Opened::Mysql(store) => store.clone(),
             Opened::Postgres(store) => store.clone(),
+            Opened::Redis(store) => store.clone(),
         }
     }
 
@@ -84,6 +88,7 @@ impl Opened {
     pub(crate) fn wake_channel(&self) -> Option<String> {
         match self {
             Opened::Postgres(store) => Some(store.wake_channel()),
+            Opened::Redis(store) => Some(store.wake_channel()),
             Opened::Sqlite(_) | Opened::Mysql(_) => None,
         }
     }
@@ -101,6 +106,9 @@ pub(crate) async fn open_kind(url: &str) -> Result<Opened> {
     }
     if url.starts_with("mysql://") || url.starts_with("mariadb://") {
         return Ok(Opened::Mysql(Arc::new(MysqlStore::open(url.parse()?).await?)));
+    }
+    if self::redis::is_redis(url) {
+        return Ok(Opened::Redis(Arc::new(RedisStore::open(url.parse()?).await?)));
     }
     Err(unknown(url))
 }
@@ -125,6 +133,9 @@ pub async fn backup(url: &str, to: &Path) -> Result<Copied> {
         Some("mysql" | "mariadb") => {
             "use mysqldump --single-transaction, or what backs up the rest of that server"
         }
+        _ if self::redis::is_redis(url) => {
+            "copy its append-only file or its snapshot, or what backs up the rest of that server"
+        }
         _ => return Err(unknown(url)),
     };
     Err(Error::invalid("only SQLite stores are copied; a server has tools of its own for that", remedy))
@@ -139,6 +150,9 @@ pub fn migrations(url: &str) -> Result<String> {
         Some("postgres" | "postgresql") => Ok(url.parse::<postgres::PostgresOptions>()?.migrations()),
         Some("mysql" | "mariadb") => Ok(MysqlStore::migrations()),
         Some("sqlite") => Ok(SqliteStore::migrations()),
+        _ if self::redis::is_redis(url) => {
+            Err(Error::invalid("a store in Redis has no tables", "open it: there is nothing to prepare"))
+        }
         _ => Err(unknown(url)),
     }
 }
@@ -147,7 +161,7 @@ fn unknown(url: &str) -> Error {
     let scheme = url.split(':').next().unwrap_or_default();
     Error::invalid(
         format!("{scheme:?} is not a known kind of store"),
-        "use sqlite://path, sqlite::memory:, postgres://user@host/database or mysql://user@host/database",
+        "use sqlite://path, sqlite::memory:, postgres://user@host/database, mysql://user@host/database or redis://host",
     )
 }
 

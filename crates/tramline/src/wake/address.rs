@@ -30,7 +30,7 @@ pub fn open(url: &str, channel: Option<&str>) -> Result<Arc<dyn Wake>> {
     let (scheme, rest) = plain.split_once("://").unwrap_or_default();
     Ok(match if rest.is_empty() { "" } else { scheme } {
         "nats" | "tls" => Arc::new(Relay::nats(&plain, channel)?),
-        "redis" | "rediss" => Arc::new(Relay::redis(&plain, channel)?),
+        "redis" | "rediss" => Arc::new(Relay::redis([&*plain], channel)?),
         "postgres" | "postgresql" => Arc::new(Relay::postgres(&plain, channel)),
         _ => {
             return Err(Error::invalid(

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
 use redis::{Client, IntoConnectionInfo};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// A connection on which nothing is heard for this long is asked whether it is still there.
@@ -14,43 +15,59 @@ const QUIET: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Relay {
-    /// Hints over a channel of a Redis server. Connects in the background, and again whenever the connection is lost; until then hints stay in this process. `url` is
-    /// `redis://` or `rediss://`. Needs a Tokio runtime.
+    /// Hints over a channel of a Redis server, or of a Cluster, where every node passes on what any of them is told: `urls` are
+    /// `redis://` or `rediss://`, one for each node. Connects in the background, and again whenever the connection is lost, to
+    /// another node every time; until then hints stay in this process. Needs a Tokio runtime.
     ///
     /// # Errors
-    /// `Invalid` when the URL is not one of Redis.
-    pub fn redis(url: &str, channel: &str) -> Result<Relay> {
-        let client = url.into_connection_info().and_then(Client::open).map_err(|error| {
-            Error::invalid("the URL of the wake-ups names no Redis", "use redis://host:6379 or rediss://host")
+    /// `Invalid` when a URL is not one of Redis.
+    pub fn redis<'u>(urls: impl IntoIterator<Item = &'u str>, channel: &str) -> Result<Relay> {
+        let client = |url: &str| {
+            url.into_connection_info().and_then(Client::open).map_err(|error| {
+                Error::invalid(
+                    "the URL of the wake-ups names no Redis",
+                    "use redis://host:6379 or rediss://host",
+                )
                 .because(error)
-        })?;
-        Ok(Relay::new(Server { client, channel: channel.to_owned() }))
+            })
+        };
+        let nodes = urls.into_iter().map(client).collect::<Result<Vec<Client>>>()?;
+        Ok(Relay::new(Server { nodes, turn: AtomicUsize::new(0), channel: channel.to_owned() }))
     }
 }
 
 struct Server {
-    client: Client,
+    nodes: Vec<Client>,
+    turn: AtomicUsize,
     channel: String,
 }
 
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not the client: it may have a password.
+        // Not the clients: they may have a password.
         write!(f, "Redis, channel {}", self.channel)
+    }
+}
+
+impl Server {
+    /// The node to ask this time.
+    fn node(&self) -> Result<&Client, Broken> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.nodes.len().max(1);
+        Ok(self.nodes.get(turn).ok_or("no server is named")?)
     }
 }
 
 #[async_trait]
 impl Channel for Server {
     async fn ear(&self) -> Result<Box<dyn Ear>, Broken> {
-        let mut connection = self.client.get_async_pubsub().await?;
+        let mut connection = self.node()?.get_async_pubsub().await?;
         connection.subscribe(&self.channel).await?;
         let (sink, stream) = connection.split();
         Ok(Box::new(Subscriber { sink, stream }))
     }
 
     async fn mouth(&self) -> Result<Box<dyn Mouth>, Broken> {
-        let connection = self.client.get_multiplexed_async_connection().await?;
+        let connection = self.node()?.get_multiplexed_async_connection().await?;
         Ok(Box::new(Publisher { connection, channel: self.channel.clone() }))
     }
 }

@@ -30,11 +30,12 @@ async fn main() {
     }
     let total: usize = std::env::var("TRAMLINE_DISTURBANCES").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
     let mut passed = 0;
-    let third = total / 3;
+    let quarter = total / 4;
     let scenarios = [
-        ("disturbances_sqlite", third),
-        ("disturbances_postgres", total - 2 * third),
-        ("disturbances_mysql", third),
+        ("disturbances_sqlite", quarter),
+        ("disturbances_postgres", total - 3 * quarter),
+        ("disturbances_mysql", quarter),
+        ("disturbances_redis", quarter),
     ];
     for (name, share) in scenarios {
         if wanted.is_empty() || wanted.iter().any(|filter| name.contains(filter.as_str())) {

@@ -58,6 +58,12 @@ impl Place {
         Place::on_server(format!("{server}/{database}"), "TRAMLINE_TEST_MYSQL_CTL").await
     }
 
+    async fn redis() -> Place {
+        let server = std::env::var("TRAMLINE_TEST_REDIS").expect("no Redis to test with: run ./test");
+        let url = format!("{server}?name=disturbed_{}", std::process::id());
+        Place::on_server(url, "TRAMLINE_TEST_REDIS_CTL").await
+    }
+
     async fn on_server(url: String, control: &'static str) -> Place {
         let mut proxies = Vec::new();
         for _ in 0..=PROCESSES {
@@ -72,7 +78,7 @@ impl Place {
             self.url.strip_prefix("mysql://").and_then(|url| url.split_once('/'))
         {
             run_on_mysql(&format!("mysql://{server}"), &format!("DROP DATABASE {database}")).await;
-        } else if self.control.is_some() {
+        } else if self.url.starts_with("postgres") {
             drop_schema(&self.url).await;
         }
     }
@@ -86,7 +92,7 @@ impl Place {
 }
 
 fn host_of(url: &str) -> String {
-    let after_user = url.split('@').nth(1).expect("the URL has a user");
+    let after_user = url.split(['@', '/']).rfind(|part| part.contains(':')).unwrap_or_default();
     after_user.split(['/', '?']).next().unwrap_or_default().to_owned()
 }
 
@@ -106,6 +112,7 @@ pub(crate) async fn run(name: &str, disturbances: usize) {
     let place = match name.rsplit('_').next() {
         Some("postgres") => Place::postgres().await,
         Some("mysql") => Place::mysql().await,
+        Some("redis") => Place::redis().await,
         _ => Place::sqlite().await,
     };
     let seed = std::env::var("TRAMLINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5EED);

@@ -54,6 +54,16 @@ fn mysql() {
     run::<Mysql>(200);
 }
 
+#[test]
+fn redis() {
+    run::<Redis>(200);
+}
+
+#[test]
+fn redis_cluster() {
+    run::<RedisCluster>(20);
+}
+
 /// Where histories are run.
 trait On {
     const PLACE: Place;
@@ -67,7 +77,7 @@ macro_rules! on {
         }
     )*};
 }
-on!(SqliteFile, SqliteMemory, Postgres, Mysql);
+on!(SqliteFile, SqliteMemory, Postgres, Mysql, Redis, RedisCluster);
 
 fn run<P: On>(histories: u32) {
     let scale: f64 = std::env::var("TRAMLINE_HISTORIES").map_or(1.0, |scale| scale.parse().unwrap());

@@ -40,6 +40,11 @@ macro_rules! on_every_store {
             async fn mysql() {
                 test(Bed::open(Place::Mysql).await).await;
             }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn redis() {
+                test(Bed::open(Place::Redis).await).await;
+            }
         }
     )*};
 }

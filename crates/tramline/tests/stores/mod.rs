@@ -15,6 +15,8 @@ pub(crate) enum Place {
     SqliteMemory,
     Postgres,
     Mysql,
+    Redis,
+    RedisCluster,
 }
 
 /// A store that nobody else uses. It is gone after [`Fresh::close`].
@@ -34,7 +36,9 @@ impl Fresh {
                 format!("{}?schema=conf_{:x}&options={NO_SYNC}", postgres(), Incarnation::random().0)
             }
             (None, Place::Mysql) => format!("{}/{}", mysql(), clean_database().await),
-            (None, _) => "sqlite::memory:".to_owned(),
+            (None, Place::Redis) => named(&redis()),
+            (None, Place::RedisCluster) => named(&redis_cluster()),
+            (None, Place::SqliteFile | Place::SqliteMemory) => "sqlite::memory:".to_owned(),
         };
         let store = store::open(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"));
         Fresh { store, url, place, _directory: directory }
@@ -78,6 +82,19 @@ fn postgres() -> String {
 
 fn mysql() -> String {
     std::env::var("TRAMLINE_TEST_MYSQL").expect("TRAMLINE_TEST_MYSQL is not set: run ./test")
+}
+
+fn redis() -> String {
+    std::env::var("TRAMLINE_TEST_REDIS").expect("TRAMLINE_TEST_REDIS is not set: run ./test")
+}
+
+fn redis_cluster() -> String {
+    std::env::var("TRAMLINE_TEST_REDIS_CLUSTER").expect("TRAMLINE_TEST_REDIS_CLUSTER is not set: run ./test")
+}
+
+/// A store of its own. What is left of it goes with the server.
+fn named(server: &str) -> String {
+    format!("{server}?name=conf_{:x}", Incarnation::random().0)
 }
 
 /// Databases that a test has left behind: creating tables takes MySQL longer than most tests.

@@ -265,7 +265,8 @@ pub(super) async fn dead(session: &mut Session<'_>, list: &ListDead) -> Result<D
     let found = slices(&session.all(query.bind(i64::from(rows_of(page)))).await?)?;
     let chunks = &chunks(session, found.iter().map(|slice| slice.chunk)).await?;
     let history = &failures::read(session, found.iter().map(|slice| slice.chunk)).await?;
-    Buried { list, found, chunks, history, catalog: &session.catalog }.page()
+    let is_full = found.len() >= rows_of(page) as usize;
+    Buried { list, found, is_full, chunks, history, catalog: &session.catalog }.page()
 }
 
 /// Events behind a key are counted by its hash: keys with the same hash in the same lane are counted together.

@@ -153,7 +153,8 @@ pub(super) fn dead(session: &Session<'_>, list: &ListDead) -> Result<DeadPage> {
         chunks.extend(one_chunk(session.conn, *number)?.map(|row| (*number, row)));
     }
     let history = &failures::read(session.conn, numbers)?;
-    Buried { list, found, chunks: &chunks, history, catalog: &session.catalog }.page()
+    let is_full = found.len() >= rows_of(page) as usize;
+    Buried { list, found, is_full, chunks: &chunks, history, catalog: &session.catalog }.page()
 }
 
 pub(super) fn parked(session: &Session<'_>, page: &Page) -> Result<Vec<ParkedKey>> {

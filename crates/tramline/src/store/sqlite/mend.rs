@@ -44,7 +44,9 @@ pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<Revived> 
 fn chosen(session: &Session<'_>, revive: &Revive) -> Result<(Vec<Slice>, Chosen, Option<EventId>)> {
     let (id, conn) = (revive.subscription, session.conn);
     let (letters, (chunks, next)) = match (&revive.which, revive.which.letters()) {
-        (_, Some(letters)) => (Some(letters), whole_chunks(buried_chunks(conn, id, revive.after)?)),
+        (_, Some(letters)) => {
+            (Some(letters), whole_chunks(buried_chunks(conn, id, revive.after)?, REVIVE_STEP as usize))
+        }
         (Which::Ids(ids), _) => (None, (by_chunk(ids).into_keys().map(|chunk| chunk.0).collect(), None)),
         _ => return Ok((Vec::new(), Chosen::by_number(BTreeMap::new()), None)),
     };

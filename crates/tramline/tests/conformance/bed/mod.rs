@@ -62,7 +62,7 @@ impl Bed {
     pub(crate) async fn twin(&self) -> Bed {
         let store = match self.fresh.place {
             Place::SqliteMemory => self.store.clone(),
-            Place::SqliteFile | Place::Postgres | Place::Mysql => {
+            Place::SqliteFile | Place::Postgres | Place::Mysql | Place::Redis | Place::RedisCluster => {
                 tramline::store::open(&self.fresh.url).await.unwrap()
             }
         };
@@ -301,7 +301,7 @@ impl Bed {
     /// Changes the tables behind the store's back, with a statement that all databases know. False if that cannot be done.
     pub(crate) async fn spoil(&self, sql: &str) -> bool {
         match self.fresh.place {
-            Place::SqliteMemory => return false,
+            Place::SqliteMemory | Place::Redis | Place::RedisCluster => return false,
             Place::SqliteFile => {
                 let path = self.fresh.url.trim_start_matches("sqlite://");
                 rusqlite::Connection::open(path).unwrap().execute(sql, []).unwrap();

@@ -1,0 +1,319 @@
+//! Claim where there is no order. Ordered subscriptions: see [`super::order`].
+
+use super::catalog::is_filling;
+use super::compact::compact;
+use super::limit;
+use super::link::Command;
+use super::order;
+use super::rows::{
+    Entry, FIRST_CHUNKS, apply, entries, expect_all, expect_chunks, expect_entries, lanes_key, load,
+    one_chunk,
+};
+use super::rules;
+use super::session::{Session, hgetall};
+use super::tuple::Tuple;
+use crate::error::Result;
+use crate::model::chunk::ChunkRow;
+use crate::model::id::{ChunkId, SubscriptionId};
+use crate::model::slice::State;
+use crate::model::subscription::{Policy, Subscription};
+use crate::model::time::Time;
+use crate::plan::Changes;
+use crate::plan::claim::{Taker, take};
+use crate::plan::expire::expire;
+use crate::plan::limit::Crowd;
+use crate::store::claimed::RawClaim;
+use crate::store::compact::ROUNDS;
+use crate::store::verbs::{Claim, Suspects};
+use std::collections::HashMap;
+
+/// How many expired leases one claim looks after.
+const EXPIRED: usize = 64;
+/// How many entries of the index are read at a time.
+const PAGE: usize = 64;
+
+/// Takes events. Decoding them is left to the caller, after the step.
+pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
+    let catalog = session.catalog();
+    let subscription = catalog.require_subscription(claim.subscription)?;
+    expect(session, claim.subscription, &subscription.policy)?;
+    let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
+    if let Some(stop) = rules::stop(session, claim.subscription)? {
+        return Ok(raw.stopped(stop));
+    }
+    raw.backfilling = is_filling(session, claim.subscription)?;
+    let policy = &subscription.policy;
+    if policy.limits.is_none() {
+        take_all(session, claim, policy, None, &mut raw)?;
+    } else {
+        take_limited(session, claim, policy, &mut raw)?;
+    }
+    raw.news = session.finish()?;
+    raw.chunks = load_chunks(session, &raw)?;
+    Ok(raw)
+}
+
+/// Takes no more than the limits of the subscription allow.
+fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut RawClaim) -> Result<()> {
+    let id = claim.subscription;
+    let mut limit = limit::lay(session, claim, policy)?;
+    if !limit.is_reached() {
+        let clipped = limit.clip(claim);
+        take_all(session, &clipped, policy, limit.crowd.as_mut(), raw)?;
+    }
+    let starts = limit.end(raw);
+    if !raw.slices.is_empty() {
+        limit::keep(session, id, starts.as_deref())?;
+    }
+    if raw.limited && raw.next_due.is_none() {
+        raw.next_due = match policy.is_ordered() {
+            true => session.loosely(|| order::next_due(session, id))?,
+            false => next_due(session, id, session.now)?,
+        };
+    }
+    Ok(())
+}
+
+fn take_all(
+    session: &Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    mut crowd: Option<&mut Crowd>,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    for _ in 0..ROUNDS {
+        let mut taker = Taker::new(claim, policy, session.now);
+        if policy.is_ordered() {
+            order::claim(session, claim, policy, &mut taker, raw)?;
+        } else {
+            unordered(session, claim, policy, crowd.as_deref_mut(), &mut taker, raw)?;
+        }
+        let gave_way = policy.compact && compact(session, claim.subscription, raw)?;
+        if gave_way {
+            raw.next_due = Some(session.now);
+        }
+        if !gave_way || !raw.slices.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Says what every claim reads first.
+fn expect(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+    let reads: Vec<Command> =
+        vec![hgetall(&rules::rules_key(session, id)), hgetall(&session.key("consumed"))];
+    if policy.is_ordered() {
+        let read = session.expect(reads);
+        return session.loosely(|| session.expect([hgetall(&lanes_key(session, id))])).and(read);
+    }
+    let read = session.expect(reads);
+    session.loosely(|| expect_entries(session, id, STATES.map(|state| (from_rank(state, 0), 1)))).and(read)
+}
+
+/// The states that a claim without order looks at.
+const STATES: [State; 4] = [State::Leased, State::Consumed, State::Suspect, State::Ready];
+
+/// Says what of these states will be read, now that the first slice of each is known.
+fn expect_due(session: &Session<'_>, id: SubscriptionId) -> Result<()> {
+    let mut ranges = Vec::new();
+    for state in STATES {
+        let Some(first) = first_from(session, id, state, 0)? else { continue };
+        ranges.push((from_rank(state, first.rank + 1), 1));
+        if first.pos <= session.now.0 {
+            ranges.push((due_range(state, first.rank, session.now), PAGE));
+        }
+    }
+    expect_entries(session, id, ranges)
+}
+
+fn due_range(state: State, rank: i64, now: Time) -> (Vec<u8>, Vec<u8>) {
+    let columns = [state as i64, 0, rank];
+    (
+        Tuple::new().with(&columns).bytes(),
+        Tuple::new().with(&columns).with(&[now.0.saturating_add(1)]).bytes(),
+    )
+}
+
+/// Reads the chunks of what was taken. They never change, and cannot go while slices refer to them.
+fn load_chunks(session: &Session<'_>, raw: &RawClaim) -> Result<HashMap<ChunkId, ChunkRow>> {
+    expect_chunks(session, raw.missing().into_iter())?;
+    let mut chunks = HashMap::new();
+    for chunk in raw.missing() {
+        chunks.extend(one_chunk(session, chunk)?.map(|row| (chunk, row)));
+    }
+    Ok(chunks)
+}
+
+fn unordered(
+    session: &Session<'_>,
+    claim: &Claim,
+    policy: &Policy,
+    crowd: Option<&mut Crowd>,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let (now, id) = (session.now, claim.subscription);
+    raw.until = taker.until;
+    session.loosely(|| expect_due(session, id))?;
+    expire_leases(session, id, policy, &[State::Leased, State::Consumed])?;
+    let many = if crowd.is_some() { EXPIRED as u32 } else { 1 };
+    let suspects = due(session, id, State::Suspect, now, many)?;
+    raw.suspects_wait |= !suspects.is_empty() && claim.suspects == Suspects::Leave;
+    let mut changes = Changes::default();
+    match crowd {
+        Some(crowd) => {
+            if claim.suspects == Suspects::TakeOne {
+                limit::take_suspect(session, load(session, &suspects)?, crowd, taker, raw)?;
+            }
+            if !raw.slices.is_empty() {
+                return Ok(());
+            }
+            limit::take_by_key(session, id, crowd, taker, raw)?;
+        }
+        None if claim.suspects == Suspects::TakeOne && !suspects.is_empty() => {
+            raw.slices = take(load(session, &suspects)?, taker, &mut changes);
+            return apply(session, id, &changes);
+        }
+        None => {
+            let ready = due(session, id, State::Ready, now, taker.events)?;
+            expect_all(session, ready.iter(), FIRST_CHUNKS)?;
+            raw.slices = take(load(session, &ready)?, taker, &mut changes);
+            apply(session, id, &changes)?;
+        }
+    }
+    if !taker.is_full() {
+        let next = next_due(session, id, Time(0))?;
+        raw.next_due = [raw.next_due, next].into_iter().flatten().min();
+    }
+    Ok(())
+}
+
+/// Leases that have ended make their slices suspect, or dead. Gives how many.
+fn expire_leases(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    policy: &Policy,
+    states: &[State],
+) -> Result<usize> {
+    let mut changes = Changes::default();
+    let mut count = 0;
+    for &state in states {
+        let ended: Vec<Entry> =
+            due(session, id, state, session.now, EXPIRED as u32 * 64)?.into_iter().take(EXPIRED).collect();
+        for slice in load(session, &ended)? {
+            expire(slice, policy, session.now, None, &mut changes);
+            count += 1;
+        }
+    }
+    apply(session, id, &changes)?;
+    Ok(count)
+}
+
+/// Looks after every lease that has ended.
+pub(super) fn end_lapsed(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+    if policy.is_ordered() {
+        return order::interrupt(session, id, policy).map(|_| ());
+    }
+    while expire_leases(session, id, policy, &[State::Leased, State::Consumed])? >= EXPIRED {}
+    Ok(())
+}
+
+/// At most once: claims that have ended are interrupted, also where nobody claims any more.
+pub(super) fn interrupt(session: &Session<'_>, subscription: &Subscription) -> Result<Interrupted> {
+    let (id, policy) = (subscription.id, &subscription.policy);
+    let count = if policy.is_ordered() {
+        order::interrupt(session, id, policy)?
+    } else {
+        expire_leases(session, id, policy, &[State::Consumed])?
+    };
+    Ok(Interrupted { some: count > 0, more: !policy.is_ordered() && count >= EXPIRED })
+}
+
+/// What became of claims that have ended.
+#[derive(Clone, Copy)]
+pub(super) struct Interrupted {
+    /// There were some.
+    pub(super) some: bool,
+    /// There may be others.
+    pub(super) more: bool,
+}
+
+/// Due slices of one state, by priority and time, until they hold `events` events. Others may take them meanwhile: whoever wants one
+/// reads it.
+pub(super) fn due(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    state: State,
+    now: Time,
+    events: u32,
+) -> Result<Vec<Entry>> {
+    let (mut found, mut count) = (Vec::new(), 0);
+    let mut rank = 0;
+    while let Some(first) = first_from(session, id, state, rank)? {
+        rank = first.rank + 1;
+        let columns = [state as i64, 0, first.rank];
+        let (mut from, to) = due_range(state, first.rank, now);
+        while count < events && first.pos <= now.0 {
+            let page = session.loosely(|| entries(session, id, (from.clone(), to.clone()), PAGE))?;
+            let is_last = page.len() < PAGE;
+            for entry in page {
+                if count >= events {
+                    break;
+                }
+                count += entry.events;
+                from = Tuple::new().with(&columns).with(&[entry.pos, entry.chunk.0, entry.id.0]).end();
+                found.push(entry);
+            }
+            if is_last {
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The first slice of a state with this priority or a later one.
+pub(super) fn first_from(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    state: State,
+    rank: i64,
+) -> Result<Option<Entry>> {
+    session.loosely(|| Ok(entries(session, id, from_rank(state, rank), 1)?.pop()))
+}
+
+fn from_rank(state: State, rank: i64) -> (Vec<u8>, Vec<u8>) {
+    let columns = [state as i64, 0];
+    (Tuple::new().with(&columns).with(&[rank]).bytes(), Tuple::new().with(&columns).end())
+}
+
+/// The next time after another one at which something becomes due: a delay or a lease that ends. One look per state and priority, or
+/// two.
+fn next_due(session: &Session<'_>, id: SubscriptionId, after: Time) -> Result<Option<Time>> {
+    let mut next: Option<i64> = None;
+    for state in [State::Ready, State::Leased, State::Consumed] {
+        let mut rank = 0;
+        while let Some(first) = first_from(session, id, state, rank)? {
+            rank = first.rank + 1;
+            let first = match first.pos > after.0 {
+                true => Some(first),
+                false => first_after(session, id, state, first.rank, after)?,
+            };
+            next = next.into_iter().chain(first.map(|first| first.pos)).min();
+        }
+    }
+    Ok(next.map(Time))
+}
+
+fn first_after(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    state: State,
+    rank: i64,
+    after: Time,
+) -> Result<Option<Entry>> {
+    let of_rank = Tuple::new().with(&[state as i64, 0, rank]);
+    let range = (of_rank.clone().with(&[after.0.saturating_add(1)]).bytes(), of_rank.end());
+    session.loosely(|| Ok(entries(session, id, range, 1)?.pop()))
+}

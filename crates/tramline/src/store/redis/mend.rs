@@ -1,0 +1,254 @@
+//! Replay, drop, cancel, resend, release of parked keys, and adoption: changes that somebody asks for.
+
+use super::catalog::fillings;
+use super::order::{load_keys, load_marks};
+use super::rows::{
+    apply, dead_index, dead_slices, died_index, expect_slices, is_logged, metas, one_chunk, one_lane, parked,
+    parked_index, slices_at, slices_of_chunk, write_lane,
+};
+use super::session::Session;
+use super::tuple::{Columns, Tuple};
+use crate::error::Result;
+use crate::model::chunk::ChunkRow;
+use crate::model::failure::Gone;
+use crate::model::id::{ChunkId, EventId, SliceId, SubscriptionId, TopicId};
+use crate::model::lane;
+use crate::model::mask::Mask;
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::Subscription;
+use crate::plan::mend::{
+    by_chunk, find, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+};
+use crate::plan::{Changes, LaneView};
+use crate::store::claimed::RawClaim;
+use crate::store::letters::{Chosen, whole_chunks};
+use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revive, Revived, Which};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How many dead rows one step of a revival finds: more than there can be of one chunk, and few enough for a script.
+const REVIVE_STEP: usize = 100;
+
+pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<Revived> {
+    session.catalog().require_subscription(revive.subscription)?;
+    let (found, chosen, next) = chosen(session, revive)?;
+    let mut revived = Revived { count: 0, next, now: session.now };
+    let mut how = revive.how;
+    for slice in found {
+        let mask = chosen.of(&slice);
+        if mask.is_empty() {
+            continue;
+        }
+        revived.count += u64::from(mask.count());
+        change(session, &slice, |view, changes| {
+            plan_revive(&slice, mask, &mut how, session.now, view, changes);
+        })?;
+    }
+    Ok(revived)
+}
+
+/// The dead and held slices of a step, what is meant of them, and where the next step goes on.
+fn chosen(session: &Session<'_>, revive: &Revive) -> Result<(Vec<Slice>, Chosen, Option<EventId>)> {
+    let id = revive.subscription;
+    let (letters, (chunks, next)) = match (&revive.which, revive.which.letters()) {
+        (_, Some(letters)) => {
+            (Some(letters), whole_chunks(buried_chunks(session, id, revive.after)?, REVIVE_STEP))
+        }
+        (Which::Ids(ids), _) => (None, (by_chunk(ids).into_keys().map(|chunk| chunk.0).collect(), None)),
+        _ => return Ok((Vec::new(), Chosen::by_number(BTreeMap::new()), None)),
+    };
+    let chunks = chunks.into_iter().map(ChunkId);
+    expect_slices(session, chunks.clone())?;
+    let mut found = Vec::new();
+    for chunk in chunks.clone() {
+        found.extend(slices_of_chunk(session, id, chunk)?);
+    }
+    found.retain(|slice| matches!(slice.state, State::Dead | State::Held));
+    let chosen = match (letters, &revive.which) {
+        (Some(letters), _) => {
+            let ask = letters.asks_for_events();
+            let rows: BTreeMap<ChunkId, ChunkRow> = metas(session, chunks.filter(|_| ask))?;
+            Chosen::by_letters(letters, rows.values(), &session.catalog())?
+        }
+        (None, Which::Ids(ids)) => Chosen::by_number(by_chunk(ids)),
+        (None, _) => Chosen::by_number(BTreeMap::new()),
+    };
+    Ok((found, chosen, next))
+}
+
+fn buried_chunks(session: &Session<'_>, id: SubscriptionId, after: EventId) -> Result<Vec<i64>> {
+    let range = (Tuple::new().with(&[after.chunk().0]).end(), Tuple::new().end());
+    let members = session.range(&dead_index(session, id), range, REVIVE_STEP)?;
+    Ok(members.iter().map(|member| Columns(member).number()).collect())
+}
+
+/// Dead events that the subscription has kept for long enough go, oldest first, `limit` rows at most. True if there may be more.
+pub(super) fn expire_dead(session: &Session<'_>, subscription: &Subscription, limit: u32) -> Result<bool> {
+    let Some(kept) = subscription.policy.dead_retention else { return Ok(false) };
+    let edge = session.now.before(kept).0.saturating_add(1);
+    let range = (Tuple::new().bytes(), Tuple::new().with(&[edge]).bytes());
+    let members = session.range(&died_index(session, subscription.id), range, limit as usize)?;
+    let place = |member: &Vec<u8>| {
+        let mut columns = Columns(member);
+        columns.number();
+        (ChunkId(columns.number()), SliceId(columns.number()))
+    };
+    for slice in dead_slices(session, &members.iter().map(place).collect::<Vec<_>>())? {
+        change(session, &slice, |view, changes| remove(&slice, slice.mask, Gone::Expired, view, changes))?;
+    }
+    Ok(members.len() >= limit as usize)
+}
+
+/// Changes one slice, under the lock of its lane if it has one. True if something may be claimed now that could not before.
+pub(super) fn change(
+    session: &Session<'_>,
+    slice: &Slice,
+    decide: impl FnOnce(Option<&mut LaneView>, &mut Changes),
+) -> Result<bool> {
+    let mut changes = Changes::default();
+    let lane = if slice.is_ordered() { one_lane(session, slice.subscription, slice.lane)? } else { None };
+    let Some(lane) = lane else {
+        decide(None, &mut changes);
+        apply(session, slice.subscription, &changes)?;
+        return Ok(changes.wake);
+    };
+    let mut view = LaneView::new(lane);
+    load_keys(session, &mut view, [slice.chunk].into_iter(), &mut RawClaim::default())?;
+    load_marks(session, &mut view, std::slice::from_ref(slice))?;
+    decide(Some(&mut view), &mut changes);
+    apply(session, slice.subscription, &changes)?;
+    write_lane(session, &view.lane);
+    Ok(changes.wake)
+}
+
+pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<str>>> {
+    let found = slices_at(session, cancel.id.chunk())?;
+    let mask = Mask::of(cancel.id.index());
+    let mut cancelled = Vec::new();
+    for slice in found.iter().filter(|slice| slice.mask.covers(mask)) {
+        if matches!(slice.state, State::Leased | State::Consumed | State::Dead) {
+            continue;
+        }
+        // Of a subscription that was deleted there may still be rows.
+        let catalog = session.catalog();
+        let Ok(subscription) = catalog.require_subscription(slice.subscription) else { continue };
+        change(session, slice, |view, changes| remove(slice, mask, Gone::Cancelled, view, changes))?;
+        cancelled.push(subscription.name.clone());
+    }
+    Ok(cancelled)
+}
+
+pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
+    let catalog = session.catalog();
+    let subscription = catalog.require_subscription(resend.subscription)?;
+    let ordering = subscription.policy.ordering;
+    let mut count = 0;
+    for (chunk, wanted) in by_chunk(&resend.ids) {
+        let Some(row) = one_chunk(session, chunk)? else { continue };
+        let Some(topic) = catalog.topic_by_id(row.topic) else { continue };
+        // It must not go while this step brings it back.
+        if !is_logged(session, topic.id, chunk)? || !subscription.topics.contains(&topic.name) {
+            continue;
+        }
+        // What a back-fill has still to bring comes by itself.
+        if is_to_be_filled(session, resend.subscription, topic.id, chunk)? {
+            continue;
+        }
+        let known = slices_of_chunk(session, resend.subscription, chunk)?;
+        let keys = row.keys()?;
+        for index in wanted.iter().filter(|index| (*index as usize) < keys.len()) {
+            let (event, mask) = (EventId::at(chunk, index), Mask::of(index));
+            match find(&known, event) {
+                Some(slice) if matches!(slice.state, State::Dead | State::Held) => {
+                    // Earlier events of this chunk may have changed the row: look again.
+                    let fresh = slices_of_chunk(session, resend.subscription, chunk)?;
+                    let Some(slice) = find(&fresh, event) else { continue };
+                    change(session, slice, |_, changes| replay(slice, mask, session.now, changes))?;
+                }
+                Some(_) => continue,
+                None => {
+                    let lane = lane::within(ordering, topic, keys[index as usize].as_deref(), 0);
+                    let mut changes = Changes::default();
+                    plan_resend(resend.subscription, lane, &row, mask, session.now, &mut changes)?;
+                    apply(session, resend.subscription, &changes)?;
+                }
+            }
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+pub(super) fn release_parked(session: &Session<'_>, release: &ReleaseParked) -> Result<u64> {
+    session.catalog().require_subscription(release.subscription)?;
+    let mut count = 0;
+    for event in blockers(session, release)? {
+        let slices = slices_of_chunk(session, release.subscription, event.chunk())?;
+        let Some(slice) = find(&slices, event).filter(|s| matches!(s.state, State::Waiting | State::Held))
+        else {
+            continue;
+        };
+        change(session, slice, |view, changes| {
+            hasten(slice, Mask::of(event.index()), session.now, changes);
+            if let Some(view) = view {
+                view.lane.halted_until = view.lane.halted_until.min(session.now);
+            }
+        })?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// The events that the keys in question wait for.
+fn blockers(session: &Session<'_>, release: &ReleaseParked) -> Result<Vec<EventId>> {
+    let id = release.subscription;
+    if release.keys.is_empty() {
+        let all = session.range(&parked_index(session, id), Tuple::new().all(), usize::MAX)?;
+        return Ok(all.iter().map(|member| EventId(Columns(member).number())).collect());
+    }
+    let mut found = Vec::new();
+    for (topic, key) in &release.keys {
+        let catalog = session.catalog();
+        let topic = catalog.require_topic(topic)?;
+        let lane = lane::of(topic.id, topic.lanes, key);
+        found.extend(parked(session, id, lane, key)?.map(|(event, _)| event));
+    }
+    Ok(found)
+}
+
+pub(super) fn adopt(session: &Session<'_>, adopt: &Adopt) -> Result<Vec<EventId>> {
+    session.catalog().require_subscription(adopt.subscription)?;
+    let mut adopted = Vec::new();
+    for (lease, events) in &adopt.consumed {
+        for event in events {
+            let slices = slices_of_chunk(session, adopt.subscription, event.chunk())?;
+            let Some(slice) = find(&slices, *event) else { continue };
+            let mine = slice.state == State::Consumed && slice.lease() == *lease;
+            // A sweep may have been faster and called it interrupted; the journal knows that it never started.
+            let interrupted = slice.was_interrupted_under(lease);
+            if !mine && !interrupted {
+                continue;
+            }
+            change(session, slice, |view, changes| {
+                if let (true, Some(view)) = (mine && slice.mask.count() == 1, view) {
+                    view.lane.leased -= 1;
+                    view.let_go();
+                }
+                crate::plan::mend::adopt(slice, Mask::of(event.index()), session.now, changes);
+            })?;
+            adopted.push(*event);
+        }
+    }
+    Ok(adopted)
+}
+
+/// True if a back-fill has still to bring a chunk into a subscription.
+fn is_to_be_filled(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    topic: TopicId,
+    chunk: ChunkId,
+) -> Result<bool> {
+    let filling = fillings(session)?.into_iter().find(|one| (one.subscription, one.topic) == (id, topic));
+    Ok(filling.is_some_and(|one| (one.next..=one.until).contains(&chunk.0)))
+}

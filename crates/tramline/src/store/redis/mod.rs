@@ -1,0 +1,122 @@
+//! Redis 6.2 or newer, one server or a Cluster: a store in memory, as durable as the server is set up to be.
+//!
+//! How a step is done. A step is the same plain function as on SQLite: it reads rows, asks [`crate::plan`] what follows, and writes rows.
+//! It is optimistic: what it reads is read at a few moments (`scripts/read.lua`), what it writes is kept, and at its end one script
+//! (`scripts/commit.lua`) reads all of it again on the server, compares, and writes only if nothing has changed. So every step is
+//! one script that checks everything before its first write; it happens or it does not, and it sees one state of the store. A step
+//! that was overtaken begins anew; one that was overtaken too often takes the *turn*, and everybody else waits for it. What only says where
+//! there may be work is looked at loosely, and not compared: claims get into each other's way only if they take the same. Deciding in
+//! Lua would save a round trip and repeat all decisions of `plan` in a second language.
+//!
+//! How rows are kept. A hash is a table; a sorted set whose members are tuples that sort bytewise is an index (`tuple`). A chunk is one
+//! value, the slices of a chunk are one small hash, and every subscription has one index over its slices, as in SQL.
+//!
+//! Where it is kept. All keys of a store begin with its name in braces, so in a Cluster they are in one slot: a store has one node at
+//! a time, with its replicas and fail-over, and every step is atomic there too. Stores of different names spread over the nodes.
+//!
+//! - `store`: the verbs; `step`: how one is run
+//! - `link`, `options`, `opening`: the connection, and what a server has to be
+//! - `session`, `rows`, `tuple`, `pack`: what a step has read and writes, and how
+//! - `emit`, `claim`, `order`, `settle`: the walk of an event
+//! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
+//! - `limit`, `unique`, `rules`, `failures`: what is allowed, what is there already, what is stopped, what went wrong
+//! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`, `examine`: everything else
+
+mod catalog;
+mod claim;
+mod compact;
+mod drops;
+mod emit;
+mod erase;
+mod examine;
+mod failures;
+mod limit;
+mod link;
+mod look;
+mod mend;
+mod opening;
+mod options;
+mod order;
+mod pack;
+mod push;
+mod remote;
+mod rows;
+mod rules;
+mod schedule;
+mod session;
+mod settle;
+mod shed;
+mod step;
+mod store;
+mod sweep;
+mod tally;
+mod token;
+mod tuple;
+mod unique;
+
+pub use examine::{RedisFigures, RedisNode};
+pub use options::RedisOptions;
+pub(crate) use options::is_redis;
+
+use crate::error::Result;
+use crate::model::id::Incarnation;
+use crate::store::catalog::CatalogCache;
+use crate::store::deleted::{InTheWay, STEP_ROWS};
+use link::Link;
+use session::{Numbers, Session};
+
+/// A store in Redis.
+#[derive(Debug)]
+pub struct RedisStore {
+    link: Link,
+    options: RedisOptions,
+    cache: CatalogCache,
+    numbers: Numbers,
+    /// Names this store among all that are open on the server.
+    incarnation: Incarnation,
+}
+
+impl RedisStore {
+    /// Connects, and checks that the server is one that keeps what it is given.
+    ///
+    /// # Errors
+    /// `Unavailable` when it cannot be reached; `Invalid` when it is too old or may throw events away; `Conflict` when a newer version
+    /// wrote the store.
+    pub async fn open(options: RedisOptions) -> Result<RedisStore> {
+        let link = Link::open(&options).await?;
+        opening::check(&link, options.cluster).await?;
+        let store = RedisStore {
+            link,
+            options,
+            cache: CatalogCache::default(),
+            numbers: Numbers::default(),
+            incarnation: Incarnation::random(),
+        };
+        store.write(None, opening::mark).await?;
+        Ok(store)
+    }
+
+    /// Reads the figures of the server that the options lead to. Nothing is changed.
+    ///
+    /// # Errors
+    /// `Unavailable` when it cannot be reached.
+    pub async fn examine(options: RedisOptions) -> Result<RedisFigures> {
+        examine::examine(options).await
+    }
+
+    /// Where the store is.
+    pub fn options(&self) -> &RedisOptions {
+        &self.options
+    }
+
+    /// The channel of this store's hints.
+    pub(crate) fn wake_channel(&self) -> String {
+        format!("{}:wake", self.options.name)
+    }
+
+    /// Removes left-overs that are in the way of a change, step by step.
+    async fn clear(&self, way: InTheWay) -> Result<()> {
+        while self.write(None, |session: &Session<'_>| erase::clear(session, &way, STEP_ROWS / 4)).await? {}
+        Ok(())
+    }
+}

@@ -1,0 +1,233 @@
+//! Settle, extend and release: everything that a lease allows.
+
+use super::order::{leased, load_keys, load_marks};
+use super::rows::{apply, delete_slice, lanes_key, one_lane, one_slice, slices_key, write_lane, write_slice};
+use super::session::{Session, hget};
+use crate::error::Result;
+use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
+use crate::model::lane::Lane;
+use crate::model::lease::Lease;
+use crate::model::slice::Slice;
+use crate::model::subscription::Policy;
+use crate::plan::release::{release as plan_release, release_lane};
+use crate::plan::settle::{Leased, settle as plan_settle, settle_lane};
+use crate::plan::{Changes, LaneView};
+use crate::store::claimed::RawClaim;
+use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> {
+    let policy = session.catalog().require_subscription(settle.subscription)?.policy.clone();
+    let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
+    expect(session, settle.subscription, settle.results.iter().map(|result| &result.lease))?;
+    let mut lanes: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
+    for (at, result) in settle.results.iter().enumerate() {
+        if result.lease.is_ordered() {
+            lanes.entry(result.lease.lane).or_default().push(at);
+        } else {
+            let (accepted, wake) = settle_slice(session, settle, result, &policy)?;
+            answer.accepted[at] = accepted;
+            answer.wake |= wake;
+        }
+    }
+    for (lane, results) in lanes {
+        settle_in_lane(session, settle, &results, lane, &policy, &mut answer)?;
+    }
+    answer.wake |= answer.frees(&policy);
+    answer.news = session.finish()?;
+    Ok(answer)
+}
+
+/// Says that what these leases are about will be read.
+fn expect<'l>(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    leases: impl Iterator<Item = &'l Lease>,
+) -> Result<()> {
+    let read = |lease: &Lease| {
+        let slice = hget(&slices_key(session, lease.chunk), lease.slice.to_string().as_bytes());
+        let lane = hget(&lanes_key(session, id), lease.lane.to_string().as_bytes());
+        std::iter::once(slice).chain(Some(lane).filter(|_| lease.is_ordered()))
+    };
+    session.expect(leases.flat_map(read))
+}
+
+fn settle_slice(
+    session: &Session<'_>,
+    settle: &Settle,
+    result: &SettleSlice,
+    policy: &Policy,
+) -> Result<(Vec<bool>, bool)> {
+    let id = settle.subscription;
+    if finish(session, id, result)? {
+        return Ok((vec![true; result.outcomes.len()], false));
+    }
+    let Some(slice) = under(session, id, &result.lease)? else {
+        return Ok((vec![false; result.outcomes.len()], false));
+    };
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
+    let accepted = plan_settle(slice, &result.outcomes, policy, session.now, &mut changes);
+    apply(session, id, &changes)?;
+    Ok((accepted, changes.wake))
+}
+
+/// The common case: everything that the slice holds is done, and nothing else ends with it.
+fn finish(session: &Session<'_>, id: SubscriptionId, result: &SettleSlice) -> Result<bool> {
+    if !result.is_all_done() {
+        return Ok(false);
+    }
+    let lease = &result.lease;
+    let Some(slice) = under(session, id, lease)? else { return Ok(false) };
+    let all = slice.mask == result.mask() && !slice.tallied;
+    if all {
+        delete_slice(session, lease.chunk, lease.slice)?;
+    }
+    Ok(all)
+}
+
+/// The slice under a lease, if the lease still holds.
+fn under(session: &Session<'_>, id: SubscriptionId, lease: &Lease) -> Result<Option<Slice>> {
+    let found = one_slice(session, lease.chunk, lease.slice)?;
+    Ok(found.filter(|slice| slice.subscription == id && slice.is_under(lease)))
+}
+
+fn settle_in_lane(
+    session: &Session<'_>,
+    settle: &Settle,
+    results: &[usize],
+    id: LaneId,
+    policy: &Policy,
+    answer: &mut Settled,
+) -> Result<()> {
+    let mut held: Vec<usize> = Vec::with_capacity(results.len());
+    let mut view = None;
+    let lane = one_lane(session, settle.subscription, id)?;
+    for &at in results {
+        let result = &settle.results[at];
+        match lane.as_ref().filter(|lane| lane.is_under(&result.lease)) {
+            Some(lane) => {
+                view.get_or_insert_with(|| LaneView::new(lane.clone()));
+                held.push(at);
+            }
+            None => answer.accepted[at] = vec![false; result.outcomes.len()],
+        }
+    }
+    let Some(mut view) = view else { return Ok(()) };
+    let plain = view.lane.marks == 0 && held.iter().all(|at| settle.results[*at].is_all_done());
+    if plain {
+        let mut partial = Vec::new();
+        for at in held {
+            if finish(session, settle.subscription, &settle.results[at])? {
+                view.lane.leased -= 1;
+                answer.accepted[at] = vec![true; settle.results[at].outcomes.len()];
+            } else {
+                partial.push(at);
+            }
+        }
+        held = partial;
+    }
+    let wanted: Vec<&SettleSlice> = held.iter().map(|at| &settle.results[*at]).collect();
+    let leased = lane_slices(session, settle.subscription, id, &wanted, plain, &mut view)?;
+    let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
+    let settled = settle_lane(&mut view, leased, &wanted, policy, session.now, &mut changes)?;
+    for (at, accepted) in held.into_iter().zip(settled.accepted) {
+        answer.accepted[at] = accepted;
+    }
+    answer.waiting.extend(settled.waiting);
+    answer.wake |= changes.wake;
+    apply(session, settle.subscription, &changes)?;
+    write_lane(session, &view.lane);
+    Ok(())
+}
+
+/// What a settlement in a lane may touch. Where nothing failed and no key is marked, that is what is settled, and no key
+/// has to be known.
+fn lane_slices(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    lane: LaneId,
+    wanted: &[&SettleSlice],
+    plain: bool,
+    view: &mut LaneView,
+) -> Result<Leased> {
+    if plain {
+        let mut found = Leased::new();
+        for result in wanted {
+            found.extend(under(session, id, &result.lease)?.map(by_number));
+        }
+        return Ok(found);
+    }
+    let all = leased(session, id, lane)?;
+    load_keys(session, view, all.iter().map(|slice| slice.chunk), &mut RawClaim::default())?;
+    load_marks(session, view, &all)?;
+    Ok(all.into_iter().map(by_number).collect())
+}
+
+pub(super) fn extend(session: &Session<'_>, extend: &Extend) -> Result<Vec<Extended>> {
+    let catalog = session.catalog();
+    let policy = &catalog.require_subscription(extend.subscription)?.policy;
+    let until = session.now.after(extend.lease.unwrap_or_else(|| policy.lease()));
+    expect(session, extend.subscription, extend.leases.iter())?;
+    let mut answers = Vec::with_capacity(extend.leases.len());
+    for lease in &extend.leases {
+        let id = extend.subscription;
+        let held = if lease.is_ordered() {
+            let lane = one_lane(session, id, lease.lane)?.filter(|lane| lane.is_under(lease));
+            lane.map(|lane| write_lane(session, &Lane { until, ..lane })).is_some()
+        } else {
+            let slice = under(session, id, lease)?;
+            slice.map(|slice| write_slice(session, &Slice { due_at: until, ..slice })).transpose()?.is_some()
+        };
+        answers.push(if held { Extended::Until(until) } else { Extended::Lost });
+    }
+    Ok(answers)
+}
+
+pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<u64> {
+    let mut count = 0;
+    expect(session, release.subscription, release.leases.iter())?;
+    let mut lanes: BTreeMap<LaneId, BTreeSet<Lease>> = BTreeMap::new();
+    for lease in &release.leases {
+        if lease.is_ordered() {
+            lanes.entry(lease.lane).or_default().insert(*lease);
+            continue;
+        }
+        let Some(slice) = under(session, release.subscription, lease)? else { continue };
+        let mut changes = Changes::default();
+        plan_release(slice, session.now, &mut changes);
+        apply(session, release.subscription, &changes)?;
+        count += 1;
+    }
+    for (lane, given) in lanes {
+        count += release_in_lane(session, release.subscription, lane, &given)?;
+    }
+    Ok(count)
+}
+
+/// Gives how many of the leases were given back.
+fn release_in_lane(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    lane: LaneId,
+    given: &BTreeSet<Lease>,
+) -> Result<u64> {
+    let held = one_lane(session, id, lane)?.filter(|lane| given.iter().any(|lease| lane.is_under(lease)));
+    let Some(lane) = held else { return Ok(0) };
+    let mut view = LaneView::new(lane);
+    let leased = leased(session, id, view.lane.lane)?;
+    let count = leased.iter().filter(|slice| given.contains(&slice.lease())).count() as u64;
+    // Keys matter only for what stays.
+    if leased.iter().any(|slice| !given.contains(&slice.lease())) {
+        load_keys(session, &mut view, leased.iter().map(|slice| slice.chunk), &mut RawClaim::default())?;
+    }
+    let mut changes = Changes::default();
+    let leased = leased.into_iter().map(by_number).collect();
+    release_lane(&mut view, leased, given, session.now, &mut changes);
+    apply(session, id, &changes)?;
+    write_lane(session, &view.lane);
+    Ok(count)
+}
+
+fn by_number(slice: Slice) -> ((ChunkId, SliceId), Slice) {
+    ((slice.chunk, slice.id), slice)
+}

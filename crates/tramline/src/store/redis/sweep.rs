@@ -1,0 +1,254 @@
+//! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention. Each part is a step of its own, and small: while a
+//! script runs, everybody else waits.
+
+use super::catalog::{Filling, fillings, write_filling, written};
+use super::claim::{self, Interrupted};
+use super::erase::expire_keys;
+use super::look::{workers, workers_key};
+use super::rows::{
+    Logged, expect_chunks, expect_slices, insert, lanes, logged, one_chunk, remove_chunks, slices_at,
+    slices_with, write_lane, write_slice,
+};
+use super::session::Session;
+use super::{RedisStore, drops, erase, limit, mend, remote, rules, unique};
+use crate::error::Result;
+use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
+use crate::model::lane::Lane;
+use crate::model::slice::{Slice, State};
+use crate::model::subscription::Subscription;
+use crate::model::time::{Time, millis};
+use crate::store::backfill::slices_of;
+use crate::store::verbs::{Beat, Sweep, Swept, Worker};
+use std::collections::BTreeSet;
+
+/// How many chunks one step of a back-fill writes.
+const BACKFILL_STEP: usize = 64;
+/// How many audit entries are kept.
+const AUDIT_KEPT: i64 = 10_000;
+/// How many rows one step of a sweep removes.
+const STEP: u32 = 100;
+
+pub(super) fn beat(session: &Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
+    let known = workers(session)?;
+    // A restarted process goes on at once with what its former self held.
+    for former in known.iter().filter(|w| w.name == beat.name && w.incarnation != beat.incarnation) {
+        bury(session, former.incarnation)?;
+    }
+    let field = beat.incarnation.to_string();
+    if beat.leaving {
+        session.remove(workers_key(session), field);
+    } else {
+        let born = known.iter().find(|worker| worker.incarnation == beat.incarnation);
+        let (name, born_at) = born.map_or((&beat.name, session.now), |worker| (&worker.name, worker.born_at));
+        let row = written(&(name, &beat.subscriptions, born_at, session.now));
+        session.put(workers_key(session), field, row);
+    }
+    workers(session)
+}
+
+/// A worker is known to be dead: its leases end now. Gives the subscriptions that have work again.
+fn bury(session: &Session<'_>, owner: Incarnation) -> Result<BTreeSet<SubscriptionId>> {
+    let now = session.now;
+    let mut woken = BTreeSet::new();
+    for subscription in session.catalog().subscriptions() {
+        let id = subscription.id;
+        for state in [State::Leased, State::Consumed] {
+            for slice in slices_with(session, id, &[state as i64, 0], usize::MAX)? {
+                if slice.owner == owner {
+                    write_slice(session, &Slice { due_at: now, ..slice })?;
+                    woken.insert(id);
+                }
+            }
+        }
+        for lane in lanes(session, id)?.into_iter().filter(|lane| lane.owner == Some(owner)) {
+            write_lane(session, &Lane { until: now, ..lane });
+            woken.insert(id);
+        }
+    }
+    session.remove(workers_key(session), owner.to_string());
+    Ok(woken)
+}
+
+impl RedisStore {
+    pub(super) async fn sweep_all(&self, sweep: &Sweep) -> Result<Swept> {
+        let now = sweep.now;
+        let mut swept = Swept::default();
+        let mut wake = BTreeSet::new();
+        if let Some(dead_after) = sweep.dead_after {
+            let dead = |worker: &Worker, now: Time| worker.beat_at <= now.before(dead_after);
+            for worker in self.read(now, workers).await? {
+                let step = |session: &Session<'_>| {
+                    let still =
+                        workers(session)?.into_iter().find(|one| one.incarnation == worker.incarnation);
+                    match still.filter(|worker| dead(worker, session.now)) {
+                        Some(worker) => bury(session, worker.incarnation).map(Some),
+                        None => Ok(None),
+                    }
+                };
+                if let Some(woken) = self.write(now, step).await? {
+                    swept.workers += 1;
+                    wake.extend(woken);
+                }
+            }
+        }
+        for (id, interrupted) in self.interrupt(now).await? {
+            swept.more |= interrupted.more;
+            wake.extend(Some(id).filter(|_| interrupted.some));
+        }
+        for subscription in self.read(now, |session| Ok(session.catalog().subscriptions().to_vec())).await? {
+            swept.more |= self.bury_and_disperse(now, &subscription, sweep.limit, &mut wake).await?;
+        }
+        wake.extend(self.read(now, backfills).await?);
+        swept.wake = wake.into_iter().collect();
+        // First what was deleted: it may be all that keeps chunks past their retention.
+        swept.more |= self.in_steps(now, sweep.limit, erase::erase).await?;
+        swept.chunks = self.retire(now, sweep.limit).await?;
+        swept.more |= swept.chunks >= u64::from(sweep.limit);
+        self.write(now, |session: &Session<'_>| expire_entries(session, sweep.limit.min(STEP) as usize))
+            .await?;
+        Ok(swept)
+    }
+
+    /// At most once: claims that have ended, subscription by subscription.
+    async fn interrupt(&self, now: Option<Time>) -> Result<Vec<(SubscriptionId, Interrupted)>> {
+        let once = |session: &Session<'_>| Ok(session.catalog().subscriptions().to_vec());
+        let mut interrupted = Vec::new();
+        for subscription in self.read(now, once).await? {
+            if subscription.policy.is_at_most_once() {
+                let step = |session: &Session<'_>| claim::interrupt(session, &subscription);
+                interrupted.push((subscription.id, self.write(now, step).await?));
+            }
+        }
+        Ok(interrupted)
+    }
+
+    /// Dead events that were kept for long enough, and what waits for keys that are limited no longer. True if there may be more.
+    async fn bury_and_disperse(
+        &self,
+        now: Option<Time>,
+        subscription: &Subscription,
+        limit: u32,
+        wake: &mut BTreeSet<SubscriptionId>,
+    ) -> Result<bool> {
+        let mut more = false;
+        if subscription.policy.dead_retention.is_some() {
+            let step = |session: &Session<'_>, some| mend::expire_dead(session, subscription, some);
+            more |= self.in_steps(now, limit, step).await?;
+        }
+        if limit::is_free(&subscription.policy) {
+            let step =
+                |session: &Session<'_>| limit::disperse_some(session, subscription.id, limit.min(STEP));
+            if self.write(now, step).await? {
+                more = true;
+                wake.insert(subscription.id);
+            }
+        }
+        Ok(more)
+    }
+
+    /// Repeats a step that removes a limited number of rows and says whether there are more.
+    async fn in_steps(
+        &self,
+        now: Option<Time>,
+        limit: u32,
+        step: impl Fn(&Session<'_>, u32) -> Result<bool>,
+    ) -> Result<bool> {
+        let mut left = limit;
+        while left > 0 {
+            let some = left.min(STEP);
+            if !self.write(now, |session: &Session<'_>| step(session, some)).await? {
+                return Ok(false);
+            }
+            left -= some;
+        }
+        Ok(true)
+    }
+
+    /// Removes chunks past their retention, oldest first. What a slice refers to, or a back-fill has still to read, stays.
+    async fn retire(&self, now: Option<Time>, limit: u32) -> Result<u64> {
+        let mut removed = 0;
+        for topic in self.read(now, |session: &Session<'_>| Ok(session.catalog().topics().to_vec())).await? {
+            let mut from = Some(0);
+            while let Some(start) = from.filter(|_| removed < u64::from(limit)) {
+                let most = (u64::from(limit) - removed).min(u64::from(STEP)) as usize;
+                let step = |session: &Session<'_>| {
+                    let oldest = Time(session.now.0.saturating_sub(millis(topic.retention)));
+                    retire(session, topic.id, oldest, start, most)
+                };
+                let (gone, next) = self.write(now, step).await?;
+                removed += gone;
+                from = next;
+            }
+        }
+        Ok(removed)
+    }
+}
+
+/// Removes some chunks of a topic, and gives how many, and from which chunk on to go on.
+fn retire(
+    session: &Session<'_>,
+    topic: TopicId,
+    oldest: Time,
+    from: i64,
+    most: usize,
+) -> Result<(u64, Option<i64>)> {
+    let floor = backfill_floor(session, topic)?;
+    let page = logged(session, topic, from, floor, STEP as usize)?;
+    // Chunks ascend in time.
+    let old: Vec<Logged> = page.iter().copied().take_while(|logged| logged.emitted_at < oldest).collect();
+    expect_slices(session, old.iter().map(|logged| logged.chunk))?;
+    let mut free = Vec::new();
+    let mut next = old.last().filter(|_| old.len() == STEP as usize).map(|last| last.chunk.0 + 1);
+    for logged in &old {
+        if free.len() == most {
+            next = Some(logged.chunk.0);
+            break;
+        }
+        if slices_at(session, logged.chunk)?.is_empty() {
+            free.push(*logged);
+        }
+    }
+    remove_chunks(session, topic, &free);
+    Ok((free.len() as u64, next))
+}
+
+fn backfills(session: &Session<'_>) -> Result<BTreeSet<SubscriptionId>> {
+    Ok(fillings(session)?.into_iter().filter(Filling::is_open).map(|one| one.subscription).collect())
+}
+
+/// Below which chunk nothing is to be read any more.
+pub(super) fn backfill_floor(session: &Session<'_>, topic: TopicId) -> Result<i64> {
+    let of_topic = |one: &Filling| one.topic == topic && one.is_open();
+    Ok(fillings(session)?.into_iter().filter(of_topic).map(|one| one.next).min().unwrap_or(i64::MAX))
+}
+
+fn expire_entries(session: &Session<'_>, limit: usize) -> Result<()> {
+    expire_keys(session, limit)?;
+    rules::expire(session)?;
+    remote::expire(session, limit)?;
+    drops::expire(session, limit)?;
+    unique::expire(session, limit)?;
+    rules::expire_audit(session, AUDIT_KEPT)
+}
+
+/// Writes the next retained chunks into a subscription that came after them.
+pub(super) fn backfill(session: &Session<'_>, id: SubscriptionId) -> Result<bool> {
+    let catalog = session.catalog();
+    let subscription = catalog.require_subscription(id)?;
+    let first = fillings(session)?.into_iter().find(|one| one.subscription == id && one.is_open());
+    let Some(filling) = first else { return Ok(false) };
+    let Some(of) = catalog.topic_by_id(filling.topic) else { return Ok(false) };
+    let end = filling.until.saturating_add(1);
+    let page = logged(session, filling.topic, filling.next, end, BACKFILL_STEP)?;
+    let chunks: Vec<ChunkId> = page.iter().map(|logged| logged.chunk).collect();
+    expect_chunks(session, chunks.iter().copied())?;
+    for chunk in &chunks {
+        if let Some(row) = one_chunk(session, *chunk)? {
+            insert(session, &slices_of(&row, of, subscription)?)?;
+        }
+    }
+    let done = chunks.len() < BACKFILL_STEP;
+    let reached = if done { filling.until } else { chunks.last().map_or(filling.until, |chunk| chunk.0) };
+    write_filling(session, &Filling { next: reached + 1, ..filling });
+    Ok(backfills(session)?.contains(&id))
+}

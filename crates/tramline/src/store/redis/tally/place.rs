@@ -1,0 +1,34 @@
+//! Events that are emitted as items of tallies.
+
+use super::rows;
+use crate::error::Result;
+use crate::model::event::Event;
+use crate::plan::tally::{Placement, origins, place as plan_place, wanted};
+use crate::store::redis::session::Session;
+use crate::store::tally::Of;
+use std::collections::BTreeMap;
+
+/// Adds an item for each event that shall be one, and numbers it. Gives the units that cannot be stored.
+pub(in crate::store::redis) fn place(session: &Session<'_>, units: &mut [Vec<Event>]) -> Result<Placement> {
+    let wanted = wanted(units);
+    if wanted.is_empty() {
+        return Ok(Placement::default());
+    }
+    rows::expect(session, wanted.iter().copied())?;
+    let mut found = BTreeMap::new();
+    for tally in wanted {
+        if let Some(row) = rows::one(session, tally)? {
+            found.insert(tally, row);
+        }
+    }
+    let mut items = BTreeMap::new();
+    for item in origins(units) {
+        items.extend(rows::item(session, item)?.map(|row| (item, row)));
+    }
+    let placement = plan_place(units, &session.catalog(), &mut found, &items, session.now);
+    for (tally, added) in &placement.added {
+        rows::extend(session, *tally, *added, Of::Events);
+        rows::write(session, &found[tally], &[])?;
+    }
+    Ok(placement)
+}

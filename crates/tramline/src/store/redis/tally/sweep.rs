@@ -1,0 +1,146 @@
+//! Housekeeping of tallies: expiry, recounts, removal. Always a bounded part.
+
+use super::rows::{self, Stored};
+use crate::error::Result;
+use crate::model::id::TallyId;
+use crate::model::tally::TallyState;
+use crate::model::tally::part::PART;
+use crate::model::time::Time;
+use crate::plan::tally::TallyRow;
+use crate::store::redis::session::Session;
+use crate::store::redis::tuple::{Columns, Tuple};
+use crate::store::tally::{GRACE, RECOUNT, RECOUNTS, REMOVED};
+use crate::store::verbs_tally::{ReapTallies, ReapedTallies, SweepTallies, SweptTallies};
+
+/// How many tallies one step removes.
+const REMOVALS: usize = 100;
+/// What removing may cost in one step, in rows.
+const ROWS: i64 = 1_000;
+
+pub(in crate::store::redis) fn sweep(session: &Session<'_>, sweep: SweepTallies) -> Result<SweptTallies> {
+    let mut swept = SweptTallies::default();
+    expire(session, sweep.limit, &mut swept)?;
+    recount(session, &mut swept)?;
+    for (open, kept) in [(true, sweep.keep_open), (false, sweep.keep_sealed)] {
+        let idle_since = session.now.before(kept);
+        let reaped =
+            reap(session, &ReapTallies { open, idle_since, topic: None, limit: sweep.limit, now: None })?;
+        swept.reaped += reaped.tallies;
+        swept.more |= reaped.more;
+    }
+    Ok(swept)
+}
+
+fn expire(session: &Session<'_>, limit: u32, swept: &mut SweptTallies) -> Result<()> {
+    let range = (Tuple::new().bytes(), Tuple::new().with(&[session.now.0.saturating_add(1)]).bytes());
+    for mut row in rows::find_some(session, rows::EXPIRY, range, limit as usize, |_| true)? {
+        let mut outbox = Vec::new();
+        row.expire(session.now, &mut outbox);
+        rows::write(session, &row, &outbox)?;
+        swept.expired += 1;
+        swept.news.push(row.id);
+    }
+    swept.more |= swept.expired >= u64::from(limit);
+    Ok(())
+}
+
+/// Proves that sealed tallies are not stuck: every hour their parts are counted anew.
+fn recount(session: &Session<'_>, swept: &mut SweptTallies) -> Result<()> {
+    let before = session.now.before(RECOUNT).0.saturating_add(1);
+    let range = (Tuple::new().bytes(), Tuple::new().with(&[before]).bytes());
+    for mut row in rows::find_some(session, rows::UNCHECKED, range, RECOUNTS as usize, |_| true)? {
+        let added: u64 =
+            rows::extents(session, row.id, usize::MAX)?.iter().map(|(_, a)| a.count.div_ceil(PART)).sum();
+        let (finished, sums) = rows::finished(session, row.id)?;
+        let mut outbox = Vec::new();
+        if row.recount(added.saturating_sub(finished), sums, session.now, &mut outbox) {
+            swept.repaired += 1;
+            swept.news.push(row.id);
+            rows::write(session, &row, &outbox)?;
+        }
+        rewrite(session, row.id, |stored| stored.checked_at = session.now.0)?;
+    }
+    Ok(())
+}
+
+/// Removes what is idle. `idle_since` of a row is never later than its last activity: those it names are looked at closely, and
+/// those that stay are not looked at again before they could be idle for as long.
+pub(in crate::store::redis) fn reap(session: &Session<'_>, reap: &ReapTallies) -> Result<ReapedTallies> {
+    let mut reaped = ReapedTallies::default();
+    let mut looked = 0;
+    for state in TallyState::ALL.into_iter().filter(|state| (*state == TallyState::Open) == reap.open) {
+        let left = (i64::from(reap.limit) - looked).max(0) as usize;
+        let of_state = || Tuple::new().with(&[state as i64]);
+        let range = (of_state().bytes(), of_state().with(&[reap.idle_since.0]).bytes());
+        let wanted = |row: &TallyRow| reap.topic.is_none() || row.topic == reap.topic;
+        for row in rows::find_some(session, rows::IDLE, range, left, wanted)? {
+            looked += 1;
+            let parts = rows::unfinished(session, row.id)?.active_at.unwrap_or(Time(0));
+            let active_at = row.active_at.max(parts);
+            if active_at < reap.idle_since {
+                remove(session, &row)?;
+                reaped.tallies += 1;
+                reaped.items += row.total;
+            } else {
+                rewrite(session, row.id, |stored| stored.idle_since = active_at.0)?;
+            }
+        }
+    }
+    reaped.more = clear_removed(session)? || looked >= i64::from(reap.limit);
+    Ok(reaped)
+}
+
+/// A tally does not exist any more, but for what is left to clear and to tell.
+pub(super) fn remove(session: &Session<'_>, row: &TallyRow) -> Result<()> {
+    let mut outbox = Vec::new();
+    row.remove(session.now, &mut outbox);
+    rows::put_out(session, &outbox)?;
+    rewrite(session, row.id, |stored| {
+        stored.state = REMOVED;
+        stored.idle_since = session.now.0;
+    })
+}
+
+/// Clears what belongs to removed tallies. True if a limit was reached.
+fn clear_removed(session: &Session<'_>) -> Result<bool> {
+    let removed = || Tuple::new().with(&[i64::from(REMOVED)]);
+    let before = session.now.before(GRACE).0.saturating_add(1);
+    let range = (removed().bytes(), removed().with(&[before]).bytes());
+    let found = session.range(&session.key(rows::IDLE), range, REMOVALS)?;
+    let id = |member: &Vec<u8>| {
+        let mut columns = Columns(member);
+        let _state_and_time = (columns.number(), columns.number());
+        TallyId(columns.number())
+    };
+    let removed: Vec<TallyId> = found.iter().map(id).collect();
+    let mut left = ROWS;
+    for id in &removed {
+        left -= clear(session, *id, left)?;
+        if left <= 0 {
+            return Ok(true);
+        }
+    }
+    Ok(removed.len() == REMOVALS)
+}
+
+/// Clears up to `limit` rows of a removed tally, and the tally itself when nothing is left and all its news are told. Gives how
+/// many rows.
+fn clear(session: &Session<'_>, tally: TallyId, limit: i64) -> Result<i64> {
+    rows::forget_parts(session, tally);
+    let mut cleared = 1;
+    for (member, _) in rows::extents(session, tally, limit as usize)? {
+        rows::remove_extent(session, tally, member);
+        cleared += 1;
+    }
+    if cleared <= limit && !rows::has_news(session, tally)? {
+        rows::erase(session, tally)?;
+    }
+    Ok(cleared)
+}
+
+/// Changes what only those who look after tallies know.
+fn rewrite(session: &Session<'_>, id: TallyId, change: impl FnOnce(&mut Stored)) -> Result<()> {
+    let Some(mut stored) = rows::stored(session, id)? else { return Ok(()) };
+    change(&mut stored);
+    rows::store(session, id, &stored)
+}

@@ -1,0 +1,147 @@
+//! The words in which the tests are written: a server of its own, and stores on it.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tramline::model::id::{Incarnation, SubscriptionId};
+use tramline::model::lane::{Known, Share};
+use tramline::model::outcome::Outcome;
+use tramline::model::subscription::{Ordering, Policy, Start};
+use tramline::store::Store;
+use tramline::store::redis::RedisStore;
+use tramline::store::verbs::{
+    Claim, Claimed, Emission, Emit, PutSubscription, Settle, SettleSlice, Settled, Suspects,
+};
+use tramline::{Event, Result};
+
+/// A server with its data in a directory. It ends with the value.
+pub(crate) struct Server {
+    port: u16,
+    process: Child,
+    directory: TempDir,
+}
+
+impl Server {
+    pub(crate) fn start() -> Server {
+        let directory = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let process = run(port, &directory);
+        Server { port, process, directory }
+    }
+
+    /// Kills it, and starts it again on what it has written.
+    pub(crate) fn restart(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        self.process = run(self.port, &self.directory);
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) async fn open(&self) -> Result<RedisStore> {
+        RedisStore::open(self.url().parse()?).await
+    }
+
+    /// A command of this test's own.
+    pub(crate) async fn command(&self, words: &[&str]) -> redis::Value {
+        let client = redis::Client::open(self.url()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await.unwrap()
+    }
+
+    /// A figure that the server gives of itself.
+    pub(crate) async fn figure(&self, section: &str, name: &str) -> u64 {
+        let redis::Value::BulkString(text) = self.command(&["INFO", section]).await else {
+            panic!("the server says nothing of {section}")
+        };
+        let text = String::from_utf8(text).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}:"))).unwrap();
+        line.trim().parse().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.kill().ok(); // it may have ended before
+        self.process.wait().ok();
+    }
+}
+
+fn run(port: u16, directory: &TempDir) -> Child {
+    let process = Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"])
+        .args(["--dir", directory.path().to_str().unwrap()])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server is installed by ./test");
+    let start = Instant::now();
+    while !answers(port) {
+        assert!(start.elapsed() < Duration::from_secs(20), "the server does not start");
+        std::thread::yield_now();
+    }
+    process
+}
+
+/// True once it has read what it has written before.
+fn answers(port: u16) -> bool {
+    let ping = || {
+        let mut connection = redis::Client::open(format!("redis://127.0.0.1:{port}"))?.get_connection()?;
+        redis::cmd("PING").query::<String>(&mut connection)
+    };
+    ping().is_ok()
+}
+
+pub(crate) async fn subscribe(store: &RedisStore, ordering: Ordering) -> SubscriptionId {
+    let put = PutSubscription {
+        name: "q".into(),
+        topics: vec!["t".into()],
+        policy: Policy { ordering, ..Policy::default() },
+        start: Start::Now,
+        now: None,
+    };
+    store.put_subscription(put).await.unwrap().id
+}
+
+pub(crate) async fn emit(store: &RedisStore, events: Vec<Event>) -> Result<Emission> {
+    store.emit(Emit { units: vec![events], now: None }).await?.pop().unwrap()
+}
+
+pub(crate) async fn claim(
+    store: &RedisStore,
+    subscription: SubscriptionId,
+    max_events: u32,
+) -> Result<Claimed> {
+    let claim = Claim {
+        subscription,
+        owner: Incarnation::random(),
+        max_events,
+        max_bytes: 64 << 20,
+        lease: None,
+        suspects: Suspects::TakeOne,
+        share: Share::ALL,
+        known: Known::All,
+        single: false,
+        now: None,
+    };
+    store.claim(claim).await
+}
+
+pub(crate) async fn done(
+    store: &RedisStore,
+    subscription: SubscriptionId,
+    claimed: &Claimed,
+) -> Result<Settled> {
+    let outcomes = |slice: &tramline::store::verbs::ClaimedSlice| SettleSlice {
+        lease: slice.lease,
+        outcomes: slice.events.iter().map(|event| (event.event.id.index(), Outcome::Done)).collect(),
+    };
+    let results = claimed.slices.iter().map(outcomes).collect();
+    store.settle(Settle { subscription, results, worker: None, now: None }).await
+}
+
+pub(crate) fn events(count: usize) -> Vec<Event> {
+    (0..count).map(|n| Event::new("t", "x".repeat(100)).key(format!("key-{}", n % 1000))).collect()
+}

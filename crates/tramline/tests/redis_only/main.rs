@@ -1,0 +1,12 @@
+//! What only a store in Redis has to do: refuse servers that throw events away, survive restarts, stay small, and share one server.
+//!
+//! Every test has a server of its own, because it changes or ends it.
+
+#![expect(clippy::unwrap_used, reason = "a failed test says where")]
+
+mod bed;
+mod cluster;
+mod crowd;
+mod memory;
+mod opening;
+mod server;
