@@ -147,6 +147,14 @@ impl Bed {
         board.into_iter().find(|entry| &*entry.subscription.name == "s").unwrap().health
     }
 
+    /// Waits until so many requests have failed, and what they had is written back: its delay runs from then.
+    pub(crate) async fn failed(&self, requests: u64) {
+        until("requests failed", async || {
+            self.health().await.failed == requests && self.counts().await.leased == 0
+        })
+        .await;
+    }
+
     /// Waits until a batch was written back: nothing is ready, delayed or being sent.
     pub(crate) async fn settled(&self) {
         until("everything is settled", async || self.counts().await == Counts::default()).await;

@@ -57,7 +57,7 @@ on_every_store! {
         for _ in 0..4 {
             bed.receiver.next().await.answer(503);
         }
-        until("all four failed", async || bed.health().await.failed == 4).await;
+        bed.failed(4).await;
         assert!(bed.receiver.is_quiet(), "two are due, but it is left alone");
         bed.clock.advance(SECOND);
         let probe = bed.receiver.next().await;
@@ -154,7 +154,7 @@ on_every_store! {
         bed.subscribe(Push { disable_after, ..bed.push() }).await;
         bed.emit(&["a"]).await;
         bed.receiver.next().await.answer(500);
-        until("it failed", async || bed.health().await.failed == 1).await;
+        bed.failed(1).await;
         bed.clock.advance(MINUTE * 10);
         bed.receiver.next().await.answer(500);
         until("it is disabled", async || bed.health().await.disabled.is_some()).await;

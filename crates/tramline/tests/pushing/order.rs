@@ -36,7 +36,7 @@ on_every_store! {
         let first = bed.receiver.next().await;
         let sent = first.payloads();
         first.answer(500);
-        until("it failed", async || bed.health().await.failed == 1).await;
+        bed.failed(1).await;
         emit(&["4"]).await;
         bed.clock.advance(SECOND * 5);
         let mut seen = Vec::new();
