@@ -6,7 +6,7 @@ use crate::engine::presence::share;
 use crate::engine::run::Run;
 use crate::engine::trace::Stopped;
 use crate::error::{Kind, Result};
-use crate::model::id::LaneId;
+use crate::model::id::{EventId, LaneId};
 use crate::model::lane::{Held, Known, Share};
 use crate::store::verbs::{Claim, Claimed, Suspects, Worker};
 use crate::wake::Listener;
@@ -303,8 +303,14 @@ async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) ->
     if run.is_ordered() {
         meet_earlier(run, &hands);
     }
-    hands.iter().for_each(|hand| run.ledger.add(hand.clone()));
+    let (hands, late): (Vec<_>, Vec<_>) = hands.into_iter().partition(|hand| run.ledger.add(hand.clone()));
     run.dispatch.add(&hands);
+    // The next claim does not name their lanes, so the store gives them anew.
+    let late: Vec<EventId> =
+        late.iter().flat_map(|hand| hand.events.iter().map(|event| event.event.id)).collect();
+    if !late.is_empty() {
+        run.hooks.lease_lost(run.name(), &late);
+    }
     got
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 /// The hands of one run, and those of them that have all their outcomes.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    hands: Mutex<HashMap<Lease, Arc<Hand>>>,
+    hands: Mutex<Hands>,
     finished: Mutex<Vec<Arc<Hand>>>,
     /// How many events the hands hold, with an outcome or without.
     unsettled: AtomicUsize,
@@ -25,17 +25,41 @@ pub(crate) struct Ledger {
     pub(crate) load: Load,
 }
 
+/// Under one lock, so that nothing joins a lane while it is given up.
+#[derive(Debug, Default)]
+struct Hands {
+    held: HashMap<Lease, Arc<Hand>>,
+    /// The last epoch under which a lane was given up.
+    given_up: HashMap<LaneId, i64>,
+}
+
 impl Ledger {
-    pub(crate) fn add(&self, hand: Arc<Hand>) {
+    /// Takes a hand in. False if its lane was given up under its epoch, which a claim that was on its way could not know: what comes
+    /// before it in the lane is nobody's, so it must not run.
+    pub(crate) fn add(&self, hand: Arc<Hand>) -> bool {
+        let mut hands = self.hands();
+        let Lease { lane, epoch, .. } = hand.lease;
+        if hand.lease.is_ordered() && hands.given_up.get(&lane).is_some_and(|lost| *lost >= epoch) {
+            return false;
+        }
         self.load.add(hand.events.len());
         self.unsettled.fetch_add(hand.events.len(), Ordering::SeqCst);
-        let mut hands = self.hands();
-        if hands.is_empty() {
+        if hands.held.is_empty() {
             self.arrival.notify_one();
             // The settler looks at partial outcomes only while there is something in hand.
             self.finish_bell.notify_one();
         }
-        hands.insert(hand.lease, hand);
+        hands.held.insert(hand.lease, hand);
+        true
+    }
+
+    /// All hands of the lane of a lease, which is lost. None comes in under its epoch any more.
+    pub(crate) fn give_up(&self, lease: &Lease) -> Vec<Arc<Hand>> {
+        let mut hands = self.hands();
+        let lost = hands.given_up.entry(lease.lane).or_insert(lease.epoch);
+        *lost = lease.epoch.max(*lost);
+        let same = |hand: &&Arc<Hand>| (hand.lease.lane, hand.lease.epoch) == (lease.lane, lease.epoch);
+        hands.held.values().filter(same).cloned().collect()
     }
 
     /// All outcomes of a hand are known.
@@ -66,22 +90,22 @@ impl Ledger {
 
     /// Everything in hand.
     pub(crate) fn all(&self) -> Vec<Arc<Hand>> {
-        self.hands().values().cloned().collect()
+        self.hands().held.values().cloned().collect()
     }
 
     /// The lanes of what is in hand, with their epochs.
     pub(crate) fn lanes(&self) -> BTreeSet<(LaneId, i64)> {
         let ordered = |lease: &&Lease| lease.is_ordered();
-        self.hands().keys().filter(ordered).map(|lease| (lease.lane, lease.epoch)).collect()
+        self.hands().held.keys().filter(ordered).map(|lease| (lease.lane, lease.epoch)).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.hands().is_empty()
+        self.hands().held.is_empty()
     }
 
     /// Nothing more is to be done with the hand.
     pub(crate) fn remove(&self, hand: &Hand) {
-        if self.hands().remove(&hand.lease).is_some() {
+        if self.hands().held.remove(&hand.lease).is_some() {
             self.unsettled.fetch_sub(hand.events.len(), Ordering::SeqCst);
         }
     }
@@ -121,11 +145,11 @@ impl Ledger {
 
     /// Forgets everything; breaks the circle of a run and its hands.
     pub(crate) fn clear(&self) {
-        self.hands().clear();
+        self.hands().held.clear();
         self.finished().clear();
     }
 
-    fn hands(&self) -> MutexGuard<'_, HashMap<Lease, Arc<Hand>>> {
+    fn hands(&self) -> MutexGuard<'_, Hands> {
         self.hands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -201,17 +201,10 @@ impl Run {
 
     /// The lease of a hand has ended. All hands of a lane have the same one.
     pub(crate) fn lose(&self, hand: &Hand) {
-        let same_lane =
-            |other: &Hand| (other.lease.lane, other.lease.epoch) == (hand.lease.lane, hand.lease.epoch);
-        let others = if hand.lease.is_ordered() { self.ledger.all() } else { Vec::new() };
+        let others = if hand.lease.is_ordered() { self.ledger.give_up(&hand.lease) } else { Vec::new() };
         // All are marked before the first one is cleared away: that lets the next event of a key go on, to be passed over.
-        let lost: Vec<&Hand> = others
-            .iter()
-            .map(|other| &**other)
-            .filter(|other| same_lane(other))
-            .chain([hand])
-            .filter(|hand| hand.lose())
-            .collect();
+        let lost: Vec<&Hand> =
+            others.iter().map(|other| &**other).chain([hand]).filter(|hand| hand.lose()).collect();
         lost.into_iter().for_each(|hand| self.clear_away(hand));
     }
 

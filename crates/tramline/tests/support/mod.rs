@@ -136,6 +136,8 @@ enum Disturbance {
     LoseAnswer,
     /// It tells that it has begun and waits.
     Hold(oneshot::Sender<()>, Arc<Semaphore>),
+    /// It succeeds, tells so, and the answer waits.
+    HoldAnswer(oneshot::Sender<()>, Arc<Semaphore>),
 }
 
 /// A call that waits until it is let go.
@@ -209,6 +211,14 @@ impl Disturbed {
         Held { begun, release }
     }
 
+    /// The next call of `verb` is carried out at once, and its answer waits.
+    pub fn hold_answer(&self, verb: &'static str) -> Held {
+        let (tell, begun) = oneshot::channel();
+        let release = Arc::new(Semaphore::new(0));
+        self.plan(verb, Disturbance::HoldAnswer(tell, release.clone()));
+        Held { begun, release }
+    }
+
     pub fn calls(&self, verb: &'static str) -> u64 {
         self.calls.lock().unwrap().get(verb).copied().unwrap_or(0)
     }
@@ -246,6 +256,12 @@ impl Disturbed {
                 begun.send(()).ok();
                 release.acquire().await.unwrap().forget();
                 call.await
+            }
+            Some(Disturbance::HoldAnswer(begun, release)) => {
+                let answer = call.await;
+                begun.send(()).ok();
+                release.acquire().await.unwrap().forget();
+                answer
             }
         }
     }

@@ -203,6 +203,57 @@ async fn an_answer_that_was_lost_while_something_else_of_the_lane_runs_is_made_u
     running.await.unwrap().unwrap();
 }
 
+/// The story: the answer to a claim was late, and the lane was given up meanwhile, because its lease could not be extended. What the claim
+/// brought was under the same lease, and ran before the event of its key that was given up.
+#[tokio::test]
+async fn a_claim_that_comes_back_after_its_lane_was_given_up_starts_nothing() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let worker = tram.worker("w").topics(["t"]).ordered_by_key().concurrency(2).lease(10 * SECOND).on_any(
+        move |cx: Context| {
+            let tell = tell.clone();
+            async move {
+                let payload = String::from_utf8(cx.event().payload.to_vec()).unwrap();
+                tell.send(payload.clone()).unwrap();
+                if payload == "1" && cx.crashes() == 0 {
+                    cx.cancelled().await;
+                    tell.send("given up".to_owned()).unwrap();
+                }
+            }
+        },
+    );
+    worker.subscribe().await.unwrap();
+    tram.emit(event("1").key("a")).await.unwrap();
+    let (shutdown, running) = start(worker);
+    assert_eq!(told.recv().await.unwrap(), "1");
+    bench.store.fail_always("extend", Some(Kind::Unavailable));
+    let polls = bench.store.answers("claim");
+    bench.clock.advance(4 * SECOND);
+    until("the extension failed", || async { bench.store.answers("extend") > 0 }).await;
+    until("the worker has looked in vain", || async { bench.store.answers("claim") > polls }).await;
+    let mut claiming = bench.store.hold_answer("claim");
+    tram.emit(event("2").key("a")).await.unwrap();
+    until("it is claimed", || async { counts(&tram).await.leased == 2 }).await;
+    claiming.begun().await;
+    bench.clock.advance(6 * SECOND + TICK);
+    assert_eq!(told.recv().await.unwrap(), "given up");
+    claiming.release();
+    // What it brought starts now, if it starts: time must not end its lease before.
+    let answered = bench.store.answers("claim");
+    until("the next claim is answered", || async { bench.store.answers("claim") > answered + 1 }).await;
+    all_wait().await;
+    bench.store.fail_always("extend", None);
+    until("both are done", || async {
+        bench.tick_until(60 * SECOND);
+        counts(&tram).await == Counts::default()
+    })
+    .await;
+    assert_eq!([told.recv().await.unwrap(), told.recv().await.unwrap()], ["1", "2"]);
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}
+
 /// A failure stops its key until the store knows of it. When the lease is lost before that, it stops nothing any more.
 #[tokio::test]
 async fn a_failure_that_was_never_settled_does_not_stop_its_key() {
