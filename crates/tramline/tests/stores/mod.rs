@@ -33,7 +33,7 @@ impl Fresh {
         let url = match (&directory, place) {
             (Some(directory), _) => format!("sqlite://{}", directory.path().join("test.db").display()),
             (None, Place::Postgres) => {
-                format!("{}?schema=conf_{:x}&options={NO_SYNC}", postgres(), Incarnation::random().0)
+                format!("{}?schema={}&options={NO_SYNC}", postgres(), clean_schema())
             }
             (None, Place::Mysql) => format!("{}/{}", mysql(), clean_database().await),
             (None, Place::Redis) => named(&redis()),
@@ -47,11 +47,12 @@ impl Fresh {
     pub(crate) async fn close(&self) {
         self.store.close().await;
         if let (Place::Postgres, Some(schema)) = (self.place, self.schema()) {
-            self.execute(&format!("DROP SCHEMA IF EXISTS {schema} CASCADE")).await;
+            self.execute(&empty_schema(schema)).await;
+            SCHEMAS.lock().unwrap().push(schema.to_owned());
         }
         if let (Place::Mysql, Some(name)) = (self.place, self.database()) {
             clean(name).await;
-            CLEAN.lock().unwrap().push(name.to_owned());
+            DATABASES.lock().unwrap().push(name.to_owned());
         }
     }
 
@@ -97,11 +98,30 @@ fn named(server: &str) -> String {
     format!("{server}?name=conf_{:x}", Incarnation::random().0)
 }
 
-/// Databases that a test has left behind: creating tables takes MySQL longer than most tests.
-static CLEAN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// What tests have left behind, emptied: creating tables takes a server longer than most tests.
+static SCHEMAS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static DATABASES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn clean_schema() -> String {
+    let left = SCHEMAS.lock().unwrap().pop();
+    left.unwrap_or_else(|| format!("conf_{:x}", Incarnation::random().0))
+}
+
+/// Empties all tables but those that tell how they were made. The ballast goes too: it is for large tables.
+fn empty_schema(schema: &str) -> String {
+    format!(
+        "SET synchronous_commit = off; \
+         DO $$ DECLARE name text; BEGIN \
+             FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = '{schema}' \
+                 AND tablename NOT IN ('tramline_meta', 'tramline_migration') LOOP \
+                 EXECUTE format('DELETE FROM {schema}.%I', name); \
+             END LOOP; \
+         END $$"
+    )
+}
 
 async fn clean_database() -> String {
-    if let Some(name) = CLEAN.lock().unwrap().pop() {
+    if let Some(name) = DATABASES.lock().unwrap().pop() {
         return name;
     }
     let name = format!("conf_{:x}", Incarnation::random().0);
