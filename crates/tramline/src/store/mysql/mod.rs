@@ -7,7 +7,7 @@
 //! - `inbox`: what programs in other languages want to emit
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
+//! - `log`: reading topics; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Every step reads and locks in one round trip, decides, and writes and commits in another. Every statement of a step reads what
@@ -25,6 +25,7 @@ mod idempotency;
 mod inbox;
 mod lanes;
 mod limit;
+mod log;
 mod look;
 mod migrate;
 mod offer;
@@ -60,6 +61,7 @@ use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
 use crate::store::spare::Spares;
 use crate::store::verbs::{Emission, Settle, Settled};
+use log::Turns;
 use server::Server;
 use session::{Begin, Common, Rows, Session, exchange};
 use sql::Columns;
@@ -97,6 +99,9 @@ pub struct MysqlStore {
     spread: AtomicU64,
     /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
     waiting: Semaphore,
+    turns: Turns,
+    /// Readers of logs that may wait for emits at the same time, for the same reason.
+    turning: Semaphore,
 }
 
 impl MysqlStore {
@@ -137,6 +142,8 @@ impl MysqlStore {
             proven: Proven::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
+            turns: Turns::default(),
+            turning: Semaphore::new((options.max_connections / 4).max(1) as usize),
         })
     }
 
