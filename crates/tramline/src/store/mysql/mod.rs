@@ -7,12 +7,13 @@
 //! - `inbox`: what programs in other languages want to emit
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `log`: reading topics; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
+//! - `log`: reading topics; `buried`: where dead events are; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Every step reads and locks in one round trip, decides, and writes and commits in another. Every statement of a step reads what
 //! is committed when it begins (READ COMMITTED); what a decision depends on is locked.
 
+mod buried;
 mod catalog;
 mod claim;
 mod compact;
