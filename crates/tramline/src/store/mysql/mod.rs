@@ -166,6 +166,11 @@ impl MysqlStore {
         claim::due_sql(subscription, crate::model::slice::State::Ready, 64, 256)
     }
 
+    /// The statements with which an ordered claim looks at lanes, to be given to the server one after the other.
+    pub fn ordered_claim_sql(&self, claim: &crate::store::verbs::Claim) -> Vec<String> {
+        offer::look_sql(claim, &std::collections::HashMap::new())
+    }
+
     /// A pool of connections for callers that keep their own tables in the same database; they are READ COMMITTED, as [`emit_in`]
     /// and [`settle_in`] demand. Connects when it is first used.
     ///
