@@ -35,6 +35,7 @@ pub use engine::pool::Pool;
 pub use engine::push::{Pusher, Replayed};
 pub use engine::receipt::{IntoEvents, Receipt};
 pub use engine::remote::Take;
+pub use engine::revive::{Part, Place};
 pub use engine::shutdown::Shutdown;
 pub use engine::tally::Tallies;
 #[cfg(feature = "otel")]

@@ -134,8 +134,25 @@ pub(super) async fn run(cx: Cx, args: Args) -> Result<(), Failure> {
     if let Some((events, per)) = rate {
         body["rate"] = json!({"events": events, "per_ms": value::millis(per)});
     }
-    let answer = cx.client.post(&["v1", "subscriptions", &name, "dead", verb], &body).await?;
+    let answer = to_the_end(&cx, &["v1", "subscriptions", &name, "dead", verb], body).await?;
     cx.print.item(&answer, |answer| cell(&answer["count"]))
+}
+
+/// One call takes a part of what may be very many: calls until there is no more, and gives the sum.
+async fn to_the_end(cx: &Cx, path: &[&str], mut body: Value) -> Result<Value, Failure> {
+    let mut count = 0;
+    loop {
+        let answer = cx.client.post(path, &body).await.inspect_err(|_| {
+            if count > 0 {
+                eprintln!("{count} were done before this failed");
+            }
+        })?;
+        count += answer["count"].as_u64().unwrap_or(0);
+        match next(&answer) {
+            Some(next) => body["after"] = next.into(),
+            None => return Ok(json!({"count": count})),
+        }
+    }
 }
 
 /// One page of a list that can be long, and how to see the next.

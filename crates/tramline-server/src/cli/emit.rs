@@ -125,7 +125,7 @@ pub(super) struct Unique {
 }
 
 impl Unique {
-    fn is_none(&self) -> bool {
+    pub(super) fn is_none(&self) -> bool {
         self.key.is_none()
     }
 }

@@ -1,6 +1,6 @@
 //! `tramline schedule`: what is emitted at certain times.
 
-use super::emit::as_object;
+use super::emit::{Unique, as_object};
 use super::failure::Failure;
 use super::list::all;
 use super::print::{Column, cell, duration};
@@ -108,6 +108,9 @@ struct Put {
     #[arg(long, value_name = "0..9", value_parser = clap::value_parser!(u8).range(0..=9))]
     #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<u8>,
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "Unique::is_none")]
+    unique: Unique,
     /// What becomes of runs for which no node was there in time: none, one for all, or all (up to 100)
     #[arg(long, value_parser = ["skip", "one", "all"], default_value = "one")]
     missed: String,
@@ -129,7 +132,7 @@ const SCHEDULE: &[Column] = &[
 ];
 
 /// The fields of a schedule, in the order in which they are shown.
-const FIELDS: [&str; 20] = [
+const FIELDS: [&str; 21] = [
     "name",
     "cron",
     "zone",
@@ -142,6 +145,7 @@ const FIELDS: [&str; 20] = [
     "content_type",
     "headers",
     "priority",
+    "unique",
     "missed",
     "paused",
     "next_run_at",

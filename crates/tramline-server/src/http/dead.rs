@@ -14,8 +14,8 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tramline::Scope;
 use tramline::store::verbs::{DeadEvent, ParkedKey};
+use tramline::{Part, Scope};
 use utoipa::ToSchema;
 
 const MANAGE: &[Scope] = &[Scope::Manage];
@@ -74,9 +74,25 @@ pub(crate) struct Count {
     count: u64,
 }
 
-/// Runs dead and held events again, with their attempts counted anew; with a rate, one after the other.
+/// How many this call took.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct PartOut {
+    count: u64,
+    /// There may be more: call again with this as `after`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+impl From<Part> for PartOut {
+    fn from(part: Part) -> PartOut {
+        PartOut { count: part.count, next: part.next.map(|next| next.to_string()) }
+    }
+}
+
+/// Runs dead and held events again, with their attempts counted anew; with a rate, one after the other. One call takes some thousands of
+/// them, and gives a `next` if there may be more: call again with that as `after` until there is none. A rate goes on over all of these calls.
 #[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/replay", tag = "dead", params(("name" = schema::Name, Path)),
-    request_body = WhichIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
+    request_body = WhichIn, responses((status = 200, body = PartOut)), security(("token" = ["manage"])))]
 pub(crate) async fn replay(
     State(app): State<Shared>,
     caller: Caller,
@@ -87,17 +103,14 @@ pub(crate) async fn replay(
     let subscription = named(&app, &caller, MANAGE, name).await?;
     let body = app.read(&headers, body).await?;
     let which: WhichIn = body::parse(&body)?;
-    let (rate, which) = (which.rate()?, which.which()?);
-    let count = match rate {
-        None => app.ask(app.tram.replay(&subscription.name, which)).await?,
-        Some(rate) => app.ask(app.tram.replay_at(&subscription.name, which, rate)).await?,
-    };
-    Ok(ok(Count { count }).into_response())
+    let (rate, place, which) = (which.rate()?, which.place()?, which.which()?);
+    let part = app.ask(app.tram.replay_part(&subscription.name, which, rate, place)).await?;
+    Ok(ok(PartOut::from(part)).into_response())
 }
 
-/// Drops dead and held events.
+/// Drops dead and held events: some thousands of them, and gives a `next` if there may be more, as a replay does.
 #[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/drop", tag = "dead", params(("name" = schema::Name, Path)),
-    request_body = WhichIn, responses((status = 200, body = Count)), security(("token" = ["manage"])))]
+    request_body = WhichIn, responses((status = 200, body = PartOut)), security(("token" = ["manage"])))]
 pub(crate) async fn drop(
     State(app): State<Shared>,
     caller: Caller,
@@ -111,9 +124,9 @@ pub(crate) async fn drop(
     if which.rate()?.is_some() {
         return Err(Problem::invalid("what is dropped has no rate", "leave out `rate`"));
     }
-    let which = which.which()?;
-    let count = app.ask(app.tram.drop_dead(&subscription.name, which)).await?;
-    Ok(ok(Count { count }).into_response())
+    let (place, which) = (which.place()?, which.which()?);
+    let part = app.ask(app.tram.drop_dead_part(&subscription.name, which, place)).await?;
+    Ok(ok(PartOut::from(part)).into_response())
 }
 
 /// A key that waits.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tramline::model::name;
 use tramline::store::verbs::Which;
-use tramline::{Failure, Letters, Pace};
+use tramline::{Failure, Letters, Pace, Place};
 use utoipa::{IntoParams, ToSchema};
 
 /// How many ids or keys one request names at most.
@@ -43,6 +43,8 @@ pub(crate) struct WhichIn {
     /// Replay only: so many in each period, evenly; all at once unless set
     #[schema(value_type = Option<PaceIn>)]
     rate: Option<Object<PaceIn>>,
+    /// The `next` of the call before, to go on where that one ended. Everything else has to be the same
+    after: Option<String>,
 }
 
 /// So many events in each period.
@@ -108,6 +110,11 @@ impl WhichIn {
             rate.map(|Object(rate)| Pace { events: rate.events, per: Duration::from_millis(rate.per_ms) });
         rate.iter().try_for_each(Pace::check)?;
         Ok(rate)
+    }
+
+    /// Where to go on, if that was said.
+    pub(crate) fn place(&self) -> Answer<Option<Place>> {
+        Ok(self.after.as_deref().map(str::parse).transpose()?)
     }
 
     pub(crate) fn which(self) -> Answer<Which> {

@@ -28,6 +28,18 @@ fn a_schedule_is_put_shown_steered_and_deleted() {
 }
 
 #[test]
+fn what_makes_its_events_unique_is_put_and_shown() {
+    let server = Server::start();
+    let unique =
+        ["--every", "1h", "--unique", "report:7", "--unique-for", "1h", "--unique-policy", "replace"];
+    let stored = server.json(&put(&unique));
+    assert_eq!(stored["unique"], json!({"key": "report:7", "for_ms": 3_600_000, "policy": "replace"}));
+    let shown = server.ok(&["schedule", "get", "acme/nightly"]);
+    assert!(shown.contains("\nunique: ") && shown.contains("report:7"), "{shown}");
+    assert_eq!(server.run(&put(&["--every", "1h", "--unique-for", "1h"])).code, Some(2));
+}
+
+#[test]
 fn an_interval_runs_on_a_real_server() {
     let server = Server::start();
     let line = server.ok(&put(&["--every", "1s", "--header", "h=v"]));

@@ -3,7 +3,7 @@
 use crate::engine::tramline::Tramline;
 use crate::error::{Error, Result};
 use crate::model::id::{EventId, SubscriptionId};
-use crate::model::letter::{Letters, Pace};
+use crate::model::letter::Letters;
 use crate::model::rule::{AuditEntry, PatternRule, RuleKind};
 use crate::model::subscription::{Policy, Start, Subscription, Topic, TopicSettings};
 use crate::model::time::Time;
@@ -228,32 +228,6 @@ impl Tramline {
         Ok(found)
     }
 
-    /// Runs dead and held events again, with their attempts counted anew. Gives how many.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub async fn replay(&self, subscription: &str, which: Which) -> Result<u64> {
-        self.revive(subscription, which, Revival::Replay).await
-    }
-
-    /// The same, but so many in each period and no more: each gets a time of its own, and waits for it like any delayed event. That
-    /// holds whatever is restarted meanwhile. Another replay has a rate of its own.
-    ///
-    /// # Errors
-    /// `NotFound`; `Invalid` for a rate that is out of range.
-    pub async fn replay_at(&self, subscription: &str, which: Which, rate: Pace) -> Result<u64> {
-        rate.check()?;
-        self.revive(subscription, which, Revival::Stagger(Stagger { rate, start: None, done: 0 })).await
-    }
-
-    /// Drops dead and held events. Gives how many.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub async fn drop_dead(&self, subscription: &str, which: Which) -> Result<u64> {
-        self.revive(subscription, which, Revival::Drop).await
-    }
-
     /// Parked keys, by the event that blocks them: at most `limit` after `after`.
     ///
     /// # Errors
@@ -376,28 +350,6 @@ impl Tramline {
             self.wake().notify(&[id]);
         }
         Ok(())
-    }
-
-    /// Step by step: however many dead events there are, each step is small. What comes back one after the other goes on where the
-    /// step before ended.
-    async fn revive(&self, subscription: &str, which: Which, mut how: Revival) -> Result<u64> {
-        let id = self.subscription(subscription).await?.id;
-        let (mut count, mut after) = (0, EventId(0));
-        loop {
-            let now = self.clock().now();
-            let step = Revive { subscription: id, which: which.clone(), how, after, now };
-            let revived = self.store().revive(step).await?;
-            count += revived.count;
-            self.courier().look();
-            self.wake().notify(&[id]);
-            if let Revival::Stagger(pace) = &mut how {
-                *pace = Stagger { start: pace.start.or(Some(revived.now)), done: count, ..*pace };
-            }
-            match revived.next {
-                Some(next) => after = next,
-                None => return Ok(count),
-            }
-        }
     }
 
     async fn page(&self, subscription: &str, after: EventId, limit: u32) -> Result<Page> {

@@ -1,6 +1,6 @@
 //! The engine: everything between a program and the store.
 //!
-//! - [`tramline`], [`options`], [`control`]: the handle, how it is opened, and the verbs of an operator
+//! - [`tramline`], [`options`], [`control`], [`revive`]: the handle, how it is opened, and the verbs of an operator
 //! - [`emit`] (with `gather`: what goes together), [`buffer`], [`receipt`], [`follow`], [`chain`]: how events get in, and out again
 //!   without a subscription
 //! - [`worker`], [`handler`], [`context`], [`plugin`], [`command`], [`hooks`], [`shutdown`]: what a worker is told, and what its handlers see
@@ -43,6 +43,7 @@ mod presence;
 pub mod push;
 pub mod receipt;
 pub mod remote;
+pub mod revive;
 mod run;
 mod runner;
 pub mod schedule;

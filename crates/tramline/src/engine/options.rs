@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::store::postgres::PostgresOptions;
 use crate::store::{Opened, Store};
 use crate::wake::in_process::InProcess;
-use crate::wake::mysql::Pulse;
+use crate::wake::mysql::{Pulse, WithInbox};
 use crate::wake::relay::Relay;
 use crate::wake::sqlite::FileWatch;
 use crate::wake::{Wake, address};
@@ -199,10 +199,15 @@ impl Options {
     /// Opens the store, and the way hints travel on this kind of store unless another one is set.
     pub(crate) async fn open(&self) -> Result<(Opened, Arc<dyn Wake>)> {
         let opened = crate::store::open_kind(&self.url).await?;
-        let wake = match (&self.wake, &self.wake_url) {
-            (Some(wake), _) => wake.clone(),
-            (None, Some(url)) => address::open(url, opened.wake_channel().as_deref())?,
-            (None, None) => self.own_wake(&opened)?,
+        let other = match (&self.wake, &self.wake_url) {
+            (Some(wake), _) => Some(wake.clone()),
+            (None, Some(url)) => Some(address::open(url, opened.wake_channel().as_deref())?),
+            (None, None) => None,
+        };
+        let wake = match (other, &opened) {
+            (None, _) => self.own_wake(&opened)?,
+            (Some(wake), Opened::Mysql(store)) => Arc::new(WithInbox::new(store.clone(), wake)),
+            (Some(wake), _) => wake,
         };
         Ok((opened, wake))
     }

@@ -61,7 +61,11 @@ pub(crate) async fn revive(session: &mut impl StepRows, revive: &Revive) -> Resu
     let id = revive.subscription;
     let (chunks, next) = match &revive.which {
         Which::Ids(ids) => (by_chunk(ids).into_keys().map(|chunk| chunk.0).collect(), None),
-        _ => whole_chunks(session.buried_chunks(id, revive.after.chunk()).await?, REVIVE_STEP as usize),
+        _ => {
+            let (found, until) = session.buried_chunks(id, revive.after.chunk()).await?;
+            let (chunks, next) = whole_chunks(found, REVIVE_STEP as usize);
+            (chunks, next.or(until.map(|until| EventId::at(until, Mask::CAPACITY - 1))))
+        }
     };
     let mut bench = Bench::lay(session, id, &chunks, &BURIED).await?;
     let chosen = chosen(session, &revive.which, &chunks).await?;

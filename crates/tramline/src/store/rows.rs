@@ -85,12 +85,12 @@ pub(crate) trait StepRows: Send {
         }
     }
 
-    /// The chunks of dead and held slices after one, ascending, a step of them.
+    /// The chunks of dead and held slices after one, ascending, a step of them; and up to which chunk was looked, where that was not the end.
     fn buried_chunks(
         &mut self,
         id: SubscriptionId,
         after: ChunkId,
-    ) -> impl Future<Output = Result<Vec<i64>>> + Send;
+    ) -> impl Future<Output = Result<(Vec<i64>, Option<ChunkId>)>> + Send;
 
     /// Those of the subscriptions that have dead events from before the edge of each.
     fn with_dead_before(

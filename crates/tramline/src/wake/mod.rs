@@ -107,7 +107,7 @@ pub(crate) struct Audience {
 impl Audience {
     fn enter(self: &Arc<Self>) -> Seat {
         if self.waiting.fetch_add(1, Ordering::SeqCst) == 0 {
-            self.arrived.notify_one();
+            self.arrived.notify_waiters();
         }
         Seat(self.clone())
     }
@@ -116,10 +116,15 @@ impl Audience {
         self.waiting.load(Ordering::SeqCst) == 0
     }
 
-    /// Waits until somebody waits. `notify_one` is kept for later, so that an arrival between look and wait is not missed.
+    /// Waits until somebody waits. An arrival counts from when `notified` is called, so that one between look and wait is not missed.
+    /// Several may watch for the same audience.
     pub(crate) async fn somebody(&self) {
-        while self.is_empty() {
-            self.arrived.notified().await;
+        loop {
+            let arrived = self.arrived.notified();
+            if !self.is_empty() {
+                return;
+            }
+            arrived.await;
         }
     }
 }
@@ -148,6 +153,24 @@ mod tests {
         assert!(listener.wait().now_or_never().is_none());
         bells.ring(&[SubscriptionId(2)]);
         assert!(listener.wait().now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn everybody_who_watches_for_an_audience_is_told_of_it() {
+        let bells = Arc::new(Bells::default());
+        let watches: Vec<_> = (0..2)
+            .map(|_| {
+                let audience = bells.audience();
+                tokio::spawn(async move { audience.somebody().await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        let mut listener = bells.listen_to_all();
+        let waiting = tokio::spawn(async move { listener.wait().await });
+        for watch in watches {
+            watch.await.unwrap();
+        }
+        waiting.abort();
     }
 
     #[test]

@@ -53,6 +53,64 @@ impl Wake for Pulse {
     }
 }
 
+/// Another way for hints, on a store whose inbox is emptied all the same: those who insert into it tell nobody.
+#[derive(Debug)]
+pub(crate) struct WithInbox {
+    wake: Arc<dyn Wake>,
+    watcher: JoinHandle<()>,
+}
+
+impl WithInbox {
+    /// Needs a Tokio runtime.
+    pub(crate) fn new(store: Arc<MysqlStore>, wake: Arc<dyn Wake>) -> WithInbox {
+        let watcher = tokio::spawn(empty_inbox(store, wake.clone()));
+        WithInbox { wake, watcher }
+    }
+}
+
+impl Drop for WithInbox {
+    fn drop(&mut self) {
+        self.watcher.abort();
+    }
+}
+
+impl Wake for WithInbox {
+    fn notify(&self, subscriptions: &[SubscriptionId]) {
+        self.wake.notify(subscriptions);
+    }
+
+    fn listen(&self, to: SubscriptionId) -> Listener {
+        self.wake.listen(to)
+    }
+
+    fn listen_to_all(&self) -> Listener {
+        self.wake.listen_to_all()
+    }
+}
+
+/// Looks as often as a pulse is felt, and tells whom it concerns.
+async fn empty_inbox(store: Arc<MysqlStore>, wake: Arc<dyn Wake>) {
+    let audience = wake.listen_to_all().audience.clone();
+    let mut pause = SOON;
+    loop {
+        audience.somebody().await;
+        let start = Instant::now();
+        pause = match store.pulse().await {
+            Ok((_, true)) => match store.take_in().await {
+                Ok(woken) if !woken.is_empty() => {
+                    wake.notify(&woken.into_iter().collect::<Vec<_>>());
+                    SOON
+                }
+                _ => next(pause),
+            },
+            Ok((_, false)) => next(pause),
+            // The sweep meets the error, and says it.
+            Err(_) => LATE,
+        };
+        tokio::time::sleep(pause.max((start.elapsed() * BREATH).min(LATE))).await;
+    }
+}
+
 async fn watch(store: Arc<MysqlStore>, bells: Arc<Bells>) {
     let audience: Arc<Audience> = bells.audience();
     let (mut felt, mut pause) = (None, SOON);

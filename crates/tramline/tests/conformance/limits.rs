@@ -22,6 +22,7 @@ conformance_and_cluster![
     a_consumed_event_has_a_slot_until_it_is_settled,
     no_key_has_more_under_way_than_its_limit,
     a_busy_key_does_not_stop_the_others,
+    thousands_of_keys_that_had_to_wait_are_all_done,
     what_waits_for_its_key_counts_as_ready_and_can_be_cancelled,
     events_of_a_key_without_limit_any_longer_run_again,
     a_key_that_lost_its_worker_goes_on_when_the_lease_ends,
@@ -295,6 +296,21 @@ async fn a_busy_key_does_not_stop_the_others(bed: Bed) {
     }
     assert_eq!(claimed.len(), 2);
     assert_eq!(queue.counts().await, Counts { ready: 4_999, leased: 2, ..Counts::default() });
+}
+
+/// The story: keys with room were looked for from key to key in one recursive statement, which MySQL ends with an error after a thousand.
+async fn thousands_of_keys_that_had_to_wait_are_all_done(bed: Bed) {
+    let queue = bed.queue(limited(per_key(1))).await;
+    for five_hundred in 0..5 {
+        let keys = (0..1000).map(|number| keyed(&format!("key {five_hundred} {}", number / 2)));
+        bed.emit_together(keys.collect()).await;
+    }
+    // What is ready comes first, so that the second event of every key waits until there is nothing else.
+    if bed.time().0 % 2 == 0 {
+        bed.pass(Duration::from_millis(1));
+    }
+    assert_eq!(queue.drain().await.len(), 5_000);
+    assert_eq!(queue.counts().await, Counts::default());
 }
 
 async fn what_waits_for_its_key_counts_as_ready_and_can_be_cancelled(bed: Bed) {

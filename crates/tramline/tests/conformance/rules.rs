@@ -14,6 +14,7 @@ conformance![
     a_rule_can_end_by_itself,
     a_rule_stops_only_its_subscription,
     setting_a_rule_again_changes_its_end,
+    a_rule_that_is_set_again_after_its_end_begins_anew,
     removing_a_rule_that_is_not_set_is_harmless,
     the_rules_in_force_are_shown,
     rules_are_audited,
@@ -115,6 +116,20 @@ async fn setting_a_rule_again_changes_its_end(bed: Bed) {
     let rules = queue.stats().await.rules;
     assert_eq!(rules.len(), 1);
     assert_eq!(rules[0].until, Some(bed.time().after(seconds(10))));
+}
+
+/// No sweep has removed the old one yet.
+async fn a_rule_that_is_set_again_after_its_end_begins_anew(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    queue.rule(Pause, Some(RuleEnd::At(bed.time().after(seconds(10))))).await;
+    let begun = bed.time();
+    bed.pass(seconds(5));
+    queue.rule(Pause, Some(RuleEnd::At(bed.time().after(seconds(10))))).await;
+    assert_eq!(queue.stats().await.rules[0].since, begun, "it is still the same");
+    bed.pass(seconds(10));
+    queue.set(Pause).await;
+    let rule = queue.stats().await.rules.remove(0);
+    assert_eq!((rule.since, rule.until), (bed.time(), None));
 }
 
 async fn removing_a_rule_that_is_not_set_is_harmless(bed: Bed) {

@@ -1,12 +1,14 @@
 //! What a claim reads, and which keys are the same.
 
-use crate::bed::{Private, done, event, ids};
+use crate::bed::{Private, claim, done, event, ids};
 use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashSet;
 use std::time::Duration;
+use tramline::Letters;
+use tramline::model::id::EventId;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
-use tramline::store::verbs::Emit;
+use tramline::store::verbs::{Emit, Revival, Revive, Which};
 
 /// A busy queue has far more that is not due than what is, and must not read it.
 #[tokio::test]
@@ -47,6 +49,78 @@ async fn a_claim_reads_only_what_is_due_in_the_order_of_the_index() {
         .await;
     let next: String = read.last().unwrap().try_get_unchecked(1).unwrap();
     assert!(next.parse::<u64>().unwrap() < 30, "{next} rows were read to find one");
+    store.close().await;
+}
+
+/// The same where there is order: lanes are full of what waits, is parked or dead, and of what comes later.
+#[tokio::test]
+async fn an_ordered_claim_reads_only_what_it_may_take() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::Key).await;
+    store.emit(event("k")).await.unwrap();
+    let later = "CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000 + 100000000 + n";
+    let numbers =
+        "WITH RECURSIVE numbers AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM numbers WHERE n < 900)";
+    // Ready behind the first one; waiting and not due; parked; dead.
+    for (state, rank, pos) in [(0, "0", "1000 + n"), (3, "0", later), (4, "n", "1000 + n"), (6, "0", "n")] {
+        store
+            .rows(&format!(
+                "INSERT INTO tramline_slice (chunk, id, subscription, state, lane, `rank`, pos, mask, due_at, bytes) \
+                 {numbers} SELECT 1000 + n, {state}, l.subscription, {state}, l.lane, {rank}, {pos}, 1, {later}, 100 \
+                 FROM numbers CROSS JOIN tramline_slice l WHERE l.chunk < 1000"
+            ))
+            .await;
+    }
+    store.rows("ANALYZE TABLE tramline_slice").await;
+    let read = store
+        .rows(&format!(
+            "SET @tramline_now = CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000; FLUSH STATUS; {}; \
+             SHOW SESSION STATUS LIKE 'Handler_read_next'",
+            store.ordered_claim_sql(&claim(queue.id, 8)).join("; ")
+        ))
+        .await;
+    let next: String = read.last().unwrap().try_get_unchecked(1).unwrap();
+    assert!(next.parse::<u64>().unwrap() < 100, "{next} rows were read to find eight");
+    store.close().await;
+}
+
+/// So many are dead that they are not sorted for every step. Others' slices lie between them, and are passed over.
+#[tokio::test]
+async fn very_many_dead_events_are_gone_through_once() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    let other = store.subscribe("other", Ordering::None).await;
+    let numbers =
+        "WITH RECURSIVE numbers AS (SELECT 0 AS n UNION ALL SELECT n + 1 FROM numbers WHERE n < 899)";
+    for hundred in 0..25 {
+        for (id, state, many) in [(queue.id.0, 6, 1), (other.id.0, 0, 0)] {
+            store
+                .rows(&format!(
+                    "INSERT INTO tramline_slice (chunk, id, subscription, state, lane, `rank`, pos, mask, due_at, bytes, error) \
+                     {numbers} SELECT 1000 + {hundred} * 900 + n, {state}, {id}, {state}, 0, 5, 1, 1, 1, 100, 'no' FROM numbers \
+                     WHERE {many} OR n % 9 = 0"
+                ))
+                .await;
+        }
+    }
+    let revive = async |which: Which| {
+        let (mut count, mut after, mut steps) = (0, EventId(0), 0);
+        loop {
+            let how = Revival::Drop;
+            let step = Revive { subscription: queue.id, which: which.clone(), how, after, now: None };
+            let revived = store.store.revive(step).await.unwrap();
+            (count, steps) = (count + revived.count, steps + 1);
+            match revived.next {
+                Some(next) => after = next,
+                None => return (count, steps),
+            }
+        }
+    };
+    let nothing = Letters { error: Some("something else".into()), ..Letters::default() };
+    let (count, steps) = revive(Which::Those(nothing)).await;
+    assert!(count == 0 && steps < 60, "{count} in {steps} steps");
+    assert_eq!(revive(Which::All).await.0, 25 * 900);
+    assert_eq!(store.stats(queue.id, None).await.unwrap().counts.dead, 0);
     store.close().await;
 }
 

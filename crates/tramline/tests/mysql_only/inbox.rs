@@ -2,12 +2,14 @@
 
 use crate::bed::{Private, event, ids, open};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
+use std::sync::Arc;
 use std::time::Duration;
 use tramline::model::id::EventId;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
 use tramline::store::verbs::{FindEvent, Sweep};
-use tramline::{Shutdown, Tramline};
+use tramline::wake::in_process::InProcess;
+use tramline::{Options, Shutdown, Tramline};
 
 /// What the documentation tells people to do.
 fn documented() -> &'static str {
@@ -190,7 +192,22 @@ async fn a_key_that_somebody_has_locked_holds_up_its_own_rows_only() {
 #[tokio::test]
 async fn a_worker_that_waits_gets_what_is_inserted() {
     let store = Private::open().await;
-    let tram = Tramline::open(&store.url).await.unwrap();
+    gets_what_is_inserted(&store, Options::new(&store.url)).await;
+    store.close().await;
+}
+
+/// The story: with another way for hints nobody but the sweep, every ten seconds, looked into the inbox.
+#[tokio::test]
+async fn however_hints_travel_a_worker_gets_what_is_inserted() {
+    let store = Private::open().await;
+    gets_what_is_inserted(&store, Options::new(&store.url).wake_url("in-process")).await;
+    gets_what_is_inserted(&store, Options::new(&store.url).wake(Arc::new(InProcess::new()))).await;
+    store.close().await;
+}
+
+/// Several times, so that it was no sweep.
+async fn gets_what_is_inserted(store: &Private, options: Options) {
+    let tram = Tramline::with(options).await.unwrap();
     let (got, mut gets) = tokio::sync::mpsc::channel(9);
     let worker = tram.worker("q").topics(["t"]).on_any(move || {
         let got = got.clone();
@@ -200,10 +217,14 @@ async fn a_worker_that_waits_gets_what_is_inserted() {
     let shutdown = Shutdown::new();
     let done = shutdown.clone();
     let running = tokio::spawn(async move { worker.run(done).await });
-    store.rows("INSERT INTO tramline_inbox (topic, payload) VALUES ('t', '1')").await;
-    tokio::time::timeout(Duration::from_secs(20), gets.recv()).await.unwrap().unwrap();
+    let all = async {
+        for _ in 0..4 {
+            store.rows("INSERT INTO tramline_inbox (topic, payload) VALUES ('t', '1')").await;
+            gets.recv().await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), all).await.unwrap();
     shutdown.start();
     running.await.unwrap().unwrap();
     tram.close().await;
-    store.close().await;
 }

@@ -60,6 +60,28 @@ async fn a_reader_of_a_busy_topic_gets_on_and_misses_nothing() {
     store.close().await;
 }
 
+/// The story: a reader held one connection and asked for a second one, to prove that the log is complete. One emit wakes all who follow
+/// a topic, and each of them waited for what the others held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_readers_than_connections_do_not_wait_for_each_other() {
+    let store = Private::open_with("?max_connections=2").await;
+    let emitter = open(&store.url).await.unwrap();
+    for round in 1..=5 {
+        emitter.emit(Emit { units: vec![vec![event("a")]], now: None }).await.unwrap();
+        let emit = emitter.emit(Emit { units: vec![vec![event("b")]], now: None });
+        let reads = (0..12).map(|_| store.read_log(read_log(EventId(0))));
+        let (emitted, pages) = tokio::join!(emit, futures_util::future::join_all(reads));
+        emitted.unwrap();
+        for page in pages {
+            let page = page.expect("a connection is free soon");
+            assert!(page.events.len() <= 2 * round);
+        }
+        assert!(store.log_end("t").await.unwrap() > EventId(0));
+    }
+    emitter.close().await;
+    store.close().await;
+}
+
 /// A reader sends emits to the other side of the gate. Those on the first side may be a caller's, and stay for long: neither emits nor
 /// readers may wait for them again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -46,6 +46,22 @@ async fn a_locked_key_holds_up_nobody_else() {
     store.close().await;
 }
 
+/// Somebody's open transaction has emitted a unique event. Those who emit many others at once lock only theirs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_unique_key_holds_up_no_other() {
+    let store = Private::open().await;
+    let unique = |key: &str| Event::new("t", "x").unique(key);
+    store.emit(unique("50 stuck")).await.unwrap();
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    store.emit_in(&mut tx, [unique("50 stuck")]).await.unwrap();
+    let others: Vec<Event> = (0..100).map(|number| unique(&format!("{number:02} free"))).collect();
+    let answers = store.store.emit(Emit { units: vec![others], now: None }).await.unwrap();
+    assert_eq!(answers[0].as_ref().unwrap().events.len(), 100);
+    tx.rollback().await.unwrap();
+    store.close().await;
+}
+
 /// Somebody's open transaction has locked the key of one schedule: the others run, and it runs when it can.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schedule_whose_key_is_locked_holds_up_no_other() {

@@ -112,6 +112,38 @@ async fn a_replay_with_a_rate_comes_back_one_after_the_other() {
     assert_eq!((&counts["ready"], &counts["delayed"], &counts["dead"]), (&json!(1), &json!(2), &json!(0)));
 }
 
+/// The story: one call replayed everything, and when there was too much for the time of a request, it began again with another rate.
+#[tokio::test]
+async fn a_replay_of_very_many_goes_on_from_call_to_call_at_one_rate() {
+    let bed = bed(json!({})).await;
+    let many = 4_100;
+    for _ in 0..many {
+        bed.app.tram.emit(tramline::Event::new("t", "x")).await.unwrap();
+    }
+    loop {
+        let claim = json!({"worker": "anna", "max_events": 1000});
+        let events = bed.post("/v1/subscriptions/s/claim", claim).await.good()["events"].clone();
+        let die = |event: &Value| json!({"id": event["id"], "lease": event["lease"], "outcome": "dead"});
+        let results: Vec<Value> = events.as_array().unwrap().iter().map(die).collect();
+        if results.is_empty() {
+            break;
+        }
+        bed.post("/v1/subscriptions/s/settle", json!({"results": results})).await.good();
+    }
+    let mut replay = json!({"all": true, "rate": {"events": 1, "per_ms": 3_600_000}});
+    let (mut counts, mut is_over) = (Vec::new(), false);
+    while !is_over {
+        let part = bed.post("/v1/subscriptions/s/dead/replay", replay.clone()).await.good();
+        counts.push(part["count"].as_u64().unwrap());
+        is_over = part.get("next").is_none();
+        replay["after"] = part["next"].clone();
+    }
+    assert_eq!(counts.iter().sum::<u64>(), many);
+    assert!(counts.len() > 1, "one call does not do everything");
+    let counts = bed.get("/v1/subscriptions/s").await.good()["counts"].clone();
+    assert_eq!((&counts["ready"], &counts["delayed"]), (&json!(1), &json!(many - 1)), "one is first");
+}
+
 #[tokio::test]
 async fn what_is_not_clear_or_out_of_range_is_refused() {
     let bed = bed(json!({})).await;
@@ -128,6 +160,7 @@ async fn what_is_not_clear_or_out_of_range_is_refused() {
         json!({"all": true, "rate": {"events": 1}}),
         json!({"all": true, "rate": 5}),
         json!({"rate": {"events": 1, "per_ms": 1_000}}),
+        json!({"all": true, "after": "somewhere"}),
     ] {
         bed.post("/v1/subscriptions/s/dead/replay", bad).await.problem(422);
     }

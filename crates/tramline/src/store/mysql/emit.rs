@@ -113,7 +113,10 @@ impl MysqlStore {
                     undone += 1;
                     pause(undone).await;
                 }
-                Err(error) if waited_too_long(&error) && waited + 1 < waits => waited += 1,
+                Err(error) if waited_too_long(&error) && waited + 1 < waits => {
+                    waited += 1;
+                    pause(waited).await;
+                }
                 result => return result,
             }
         }

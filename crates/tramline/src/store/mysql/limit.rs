@@ -15,6 +15,7 @@ use crate::plan::limit::{Crowd, crowded_ranges, disperse, hash_of};
 use crate::store::limit::{Limit, UnderWay};
 use crate::store::rows::StepRows;
 use crate::store::verbs::Claim;
+use std::collections::HashSet;
 
 /// What a claim may take of a limited subscription; others wait here until it is committed. Leases that have ended are looked after
 /// first, all of them: what could still be extended counts, and so does what somebody is just settling.
@@ -64,8 +65,11 @@ pub(super) fn keep(session: &mut Session<'_>, SubscriptionId(id): SubscriptionId
     session.write(format!("UPDATE tramline_limit SET starts = {} WHERE subscription = {id}", text(starts)));
 }
 
-/// Slices of keys that had to wait and have room now, until they may hold `wanted` events. Hops from key to key in the claim index:
-/// no more keys are without room than events are under way.
+/// How many keys one statement hops over at most in each range. Both servers stop a recursion after a thousand steps unless told
+/// otherwise: MySQL with an error, MariaDB without.
+const HOPS: usize = 500;
+
+/// Slices of keys that had to wait and have room now, until they may hold `wanted` events.
 ///
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`.
 pub(super) async fn crowded(
@@ -75,34 +79,7 @@ pub(super) async fn crowded(
     wanted: u32,
 ) -> Result<Vec<Slice>> {
     let SubscriptionId(number) = id;
-    let first = |condition: &str| {
-        format!(
-            "(SELECT s.`rank` FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {number} \
-             AND s.state = 8 AND s.lane = 0 AND {condition} ORDER BY s.`rank` LIMIT 1)"
-        )
-    };
-    let ranges: Vec<String> = crowded_ranges(session.now)
-        .into_iter()
-        .enumerate()
-        .map(|(place, (from, until))| {
-            let first = first(&format!("s.`rank` >= {from} AND s.`rank` < {until}"));
-            format!("SELECT {place} AS place, {first} AS `rank`, {until} AS until")
-        })
-        .collect();
-    let full = crowd.full();
-    let hop = format!(
-        "WITH RECURSIVE hop AS ({} UNION ALL SELECT h.place, {}, h.until FROM hop h WHERE h.`rank` IS NOT NULL) \
-         SELECT f.`rank` FROM (SELECT place, `rank` FROM hop WHERE `rank` IS NOT NULL LIMIT {}) f ORDER BY f.place, f.`rank`",
-        ranges.join(" UNION ALL "),
-        first("s.`rank` > h.`rank` AND s.`rank` < h.until"),
-        full.len() + wanted as usize
-    );
-    let mut ranks: Vec<i64> = Vec::new();
-    for row in &session.rows(hop).await? {
-        ranks.push(row.int(0)?);
-    }
-    ranks.retain(|rank| !full.contains(&hash_of(*rank)));
-    ranks.truncate(wanted as usize);
+    let ranks = crowded_ranks(session, id, &crowd.full(), wanted as usize).await?;
     if ranks.is_empty() {
         return Ok(Vec::new());
     }
@@ -119,6 +96,61 @@ pub(super) async fn crowded(
         found.extend(slices(&rows)?);
     }
     Ok(found)
+}
+
+/// The ranks of keys that had to wait and have room now, in the order of the ranges: `wanted` of them, if there are so many. Hops from
+/// key to key in the claim index: no more keys are without room than events are under way.
+async fn crowded_ranks(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    full: &HashSet<i64>,
+    wanted: usize,
+) -> Result<Vec<i64>> {
+    let mut ranges = crowded_ranges(session.now);
+    let mut ranks: Vec<i64> = Vec::new();
+    while !ranges.is_empty() && ranks.len() < wanted {
+        let hops = (full.len() + wanted - ranks.len()).min(HOPS);
+        let mut found = vec![Vec::new(); ranges.len()];
+        for row in session.rows(hop_sql(id, &ranges, hops)).await? {
+            found[row.int(0)? as usize].push(row.int(1)?);
+        }
+        let mut left = Vec::new();
+        for ((from, until), found) in ranges.into_iter().zip(found) {
+            // Behind a range that has more nothing is taken yet: its keys come first.
+            if !left.is_empty() {
+                left.push((from, until));
+                continue;
+            }
+            ranks.extend(found.iter().filter(|rank| !full.contains(&hash_of(**rank))));
+            if let Some(last) = found.last().filter(|_| found.len() >= hops) {
+                left.push((last + 1, until));
+            }
+        }
+        ranges = left;
+    }
+    ranks.truncate(wanted);
+    Ok(ranks)
+}
+
+/// The ranks of the first keys in each of some ranges, in order.
+fn hop_sql(SubscriptionId(id): SubscriptionId, ranges: &[(i64, i64)], hops: usize) -> String {
+    let first = |condition: &str| {
+        format!(
+            "(SELECT s.`rank` FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {id} \
+             AND s.state = 8 AND s.lane = 0 AND {condition} ORDER BY s.`rank` LIMIT 1)"
+        )
+    };
+    let begin = |(place, (from, until)): (usize, &(i64, i64))| {
+        let first = first(&format!("s.`rank` >= {from} AND s.`rank` < {until}"));
+        format!("SELECT {place} AS place, {first} AS `rank`, {until} AS until, 1 AS hops")
+    };
+    format!(
+        "WITH RECURSIVE hop AS ({} UNION ALL SELECT h.place, {}, h.until, h.hops + 1 FROM hop h \
+         WHERE h.`rank` IS NOT NULL AND h.hops < {hops}) \
+         SELECT place, `rank` FROM hop WHERE `rank` IS NOT NULL ORDER BY place, `rank`",
+        ranges.iter().enumerate().map(begin).collect::<Vec<_>>().join(" UNION ALL "),
+        first("s.`rank` > h.`rank` AND s.`rank` < h.until"),
+    )
 }
 
 /// What had to wait because of its keys is ready again where keys are limited no longer. Gives the subscriptions where there was

@@ -1,18 +1,15 @@
-//! Looking: counts, events, heads, logs and lists. Nothing here writes.
+//! Looking: counts, events, heads and lists. Nothing here writes.
 
-use super::MysqlStore;
 use super::drops;
 use super::failures;
-use super::rows::{CHUNK, LANE, SLICE, chunk, chunks, lane, slices};
+use super::rows::{LANE, SLICE, chunks, lane, slices};
 use super::rules;
-use super::session::{Rows, Session, exchange};
+use super::session::Session;
 use super::sql::{Columns, pairs, text};
-use super::step::waited_too_long;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::event::StoredEvent;
-use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId, TopicId};
+use crate::model::id::{EventId, Incarnation, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::{Lane, hash};
-use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::status::{Counts, Status};
 use crate::model::time::Time;
@@ -21,14 +18,11 @@ use crate::store::chain::Walk;
 use crate::store::letters::{Buried, rows_of};
 use crate::store::rows::StepRows;
 use crate::store::verbs::{
-    DeadPage, Delivery, EventView, Head, ListDead, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced,
-    Worker,
+    DeadPage, Delivery, EventView, Head, ListDead, Page, ParkedKey, Stats, Trace, Traced, Worker,
 };
 use bytes::Bytes;
-use sqlx::MySqlConnection;
 use sqlx::mysql::MySqlRow;
 use std::collections::HashMap;
-use std::time::Duration;
 
 /// Sums of bit counts, in one walk over the subscription's slices. A row holds up to 64 events.
 pub(super) async fn stats(session: &mut Session<'_>, id: SubscriptionId) -> Result<Stats> {
@@ -158,149 +152,14 @@ pub(super) async fn head(session: &mut Session<'_>, topic: &str, key: &str) -> R
     Ok(Some(Head { last_id: EventId(row.int(0)?), state: row.maybe_blob(1)?.map(Bytes::from) }))
 }
 
-/// How many chunks are read at once.
-const LOG_STEP: i64 = 64;
-
-/// Reads up to the last chunk below which nothing is still being written.
-pub(super) async fn read_log(
-    store: &MysqlStore,
-    session: &mut Session<'_>,
-    read: &ReadLog,
-) -> Result<LogPage> {
-    let topic = session.catalog.require_topic(&read.topic)?.clone();
-    let mut proven = store.proven.get(topic.id);
-    let mut page = LogPage { events: Vec::new(), next: read.after };
-    let mut looked = false;
-    let wanted = read.limit as usize;
-    while page.events.len() < wanted {
-        let from = EventId(page.next.0 + 1).chunk().0;
-        let sql = format!(
-            "SELECT {CHUNK} FROM tramline_chunk FORCE INDEX (tramline_chunk_topic) \
-             WHERE topic = {} AND chunk >= {from} AND chunk <= {} ORDER BY topic, chunk LIMIT {LOG_STEP}",
-            topic.id.0, proven.0
-        );
-        let rows = session.rows(sql).await?;
-        for row in &rows {
-            let events = chunk(row)?.decode(&topic.name)?;
-            let after = page.next;
-            page.events.extend(events.into_iter().filter(|event| event.id > after));
-            page.next = page.next.max(EventId::at(ChunkId(row.int(0)?), 63));
-        }
-        if (rows.len() as i64) < LOG_STEP {
-            page.next = page.next.max(EventId::at(proven, 63));
-            if looked {
-                break;
-            }
-            looked = true;
-            proven = prove(store, session, topic.id).await?;
-        }
-    }
-    if page.events.len() >= wanted {
-        page.events.truncate(wanted);
-        page.next = page.events.last().map_or(read.after, |event| event.id);
-    }
-    Ok(page)
-}
-
-/// How often the end of a log is looked for: for about a second.
-const ENDS: u32 = 64;
-const BETWEEN_ENDS: Duration = Duration::from_millis(15);
-
-/// Reads nothing, so that a reader who begins at the end gets all that is still being written.
-pub(super) async fn log_end(store: &MysqlStore, session: &mut Session<'_>, topic: &str) -> Result<EventId> {
-    let topic = session.catalog.require_topic(topic)?.id;
-    for _ in 0..ENDS {
-        if let Some(last) = prove_now(store, session, topic).await? {
-            return Ok(EventId::at(last, Mask::CAPACITY - 1));
-        }
-        tokio::time::sleep(BETWEEN_ENDS).await;
-    }
-    Err(Error::unavailable(
-        "somebody has been writing to the topic for long, so where its log ends is not known",
-        "try again when that transaction has ended",
-    ))
-}
-
-/// The greatest chunk number below which every chunk of a topic is committed or will never be.
-///
-/// Whoever draws numbers for a topic shares a side of its gate before that, and until the transaction has ended. The last chunk that
-/// can be seen was numbered after all before it. So once everybody has gone who held a side of the gate when it was seen, nothing
-/// before it can still appear.
-async fn prove(store: &MysqlStore, session: &mut Session<'_>, topic: TopicId) -> Result<ChunkId> {
-    Ok(prove_now(store, session, topic).await?.unwrap_or_else(|| store.proven.get(topic)))
-}
-
-/// The same, up to the last chunk that can be seen; `None` if somebody is still at it.
-async fn prove_now(store: &MysqlStore, session: &mut Session<'_>, topic: TopicId) -> Result<Option<ChunkId>> {
-    let sql = format!("SELECT COALESCE(MAX(chunk), 0) FROM tramline_chunk WHERE topic = {}", topic.0);
-    let last = ChunkId(session.rows(sql).await?.first().map_or(Ok(0), |row| row.int(0))?);
-    let proven = store.proven.get(topic);
-    if last <= proven {
-        return Ok(Some(proven));
-    }
-    if !store.all_have_gone(topic).await? {
-        return Ok(None);
-    }
-    store.proven.raise(topic, last);
-    Ok(Some(last))
-}
-
-impl MysqlStore {
-    /// True when everybody has gone who held a side of the gate of a topic when this began. On a quiet topic one look is enough. On a
-    /// busy one somebody always holds the open side: then emits are sent to the other side, and the last ones on this side are waited
-    /// for. Only one process does so at a time; others look again later.
-    async fn all_have_gone(&self, TopicId(topic): TopicId) -> Result<bool> {
-        let lock = |side: &str, wait: &str| {
-            format!(
-                "START TRANSACTION; SELECT `open` FROM tramline_gate WHERE kind = 0 AND id = {topic} AND side IN ({side}) \
-                 FOR UPDATE{wait}"
-            )
-        };
-        let mut tx = self.begin().await?;
-        if is_given(tx.conn(), format!("{}; COMMIT", lock("0, 1", " NOWAIT"))).await?.is_some() {
-            tx.keep();
-            return Ok(true);
-        }
-        let gone = match is_given(tx.conn(), lock("3", " NOWAIT")).await? {
-            None => false,
-            Some(_) => {
-                let mut other = self.begin().await?;
-                let open =
-                    format!("SELECT `open` FROM tramline_gate WHERE kind = 0 AND id = {topic} AND side = 2");
-                let open = is_given(other.conn(), open).await?.unwrap_or(0);
-                let shut = 1 - open;
-                let sql = format!(
-                    "{}; COMMIT; UPDATE tramline_gate SET `open` = {shut} WHERE kind = 0 AND id = {topic} AND side = 2; {}; COMMIT",
-                    lock(&shut.to_string(), " NOWAIT"),
-                    lock(&open.to_string(), "")
-                );
-                let gone = is_given(other.conn(), sql).await?.is_some();
-                other.rollback().await;
-                gone
-            }
-        };
-        tx.rollback().await;
-        Ok(gone)
-    }
-}
-
-/// The first number that statements give, or `None` if a lock was not given.
-async fn is_given(conn: &mut MySqlConnection, sql: String) -> Result<Option<i64>> {
-    let mut sets: Vec<Rows> = Vec::new();
-    match exchange(conn, sql, &mut sets).await {
-        Ok(()) => Ok(Some(sets.iter().flatten().next().map_or(Ok(0), |row| row.int(0))?)),
-        Err(error) if waited_too_long(&error) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Uses `tramline_slice_claim`, so that only what is dead is looked at.
+/// Uses `tramline_slice_claim`, so that only what is dead is looked at; it has all that they are sorted by.
 pub(super) async fn dead(session: &mut Session<'_>, list: &ListDead) -> Result<DeadPage> {
     let page = &list.page;
     session.catalog.require_subscription(page.subscription)?;
     let sql = format!(
-        "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {} \
-         AND s.state IN (5, 6) AND s.chunk >= {} ORDER BY s.chunk, s.id LIMIT {}",
+        "SELECT {SLICE} FROM (SELECT d.chunk, d.id FROM tramline_slice d FORCE INDEX (tramline_slice_claim) \
+         WHERE d.subscription = {} AND d.state IN (5, 6) AND d.chunk >= {} ORDER BY d.chunk, d.id LIMIT {}) n \
+         STRAIGHT_JOIN tramline_slice s FORCE INDEX (PRIMARY) ON s.chunk = n.chunk AND s.id = n.id ORDER BY s.chunk, s.id",
         page.subscription.0,
         page.after.chunk().0,
         rows_of(page)

@@ -7,12 +7,13 @@
 //! - `inbox`: what programs in other languages want to emit
 //! - `emit` (with `idempotency`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
+//! - `log`: reading topics; `buried`: where dead events are; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Every step reads and locks in one round trip, decides, and writes and commits in another. Every statement of a step reads what
 //! is committed when it begins (READ COMMITTED); what a decision depends on is locked.
 
+mod buried;
 mod catalog;
 mod claim;
 mod compact;
@@ -25,6 +26,7 @@ mod idempotency;
 mod inbox;
 mod lanes;
 mod limit;
+mod log;
 mod look;
 mod migrate;
 mod offer;
@@ -60,6 +62,7 @@ use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
 use crate::store::spare::Spares;
 use crate::store::verbs::{Emission, Settle, Settled};
+use log::Turns;
 use server::Server;
 use session::{Begin, Common, Rows, Session, exchange};
 use sql::Columns;
@@ -97,6 +100,9 @@ pub struct MysqlStore {
     spread: AtomicU64,
     /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
     waiting: Semaphore,
+    turns: Turns,
+    /// Readers of logs that may wait for emits at the same time, for the same reason.
+    turning: Semaphore,
 }
 
 impl MysqlStore {
@@ -137,6 +143,8 @@ impl MysqlStore {
             proven: Proven::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
+            turns: Turns::default(),
+            turning: Semaphore::new((options.max_connections / 4).max(1) as usize),
         })
     }
 
@@ -156,6 +164,11 @@ impl MysqlStore {
     /// The statement that finds due work, to be given to `EXPLAIN`.
     pub fn claim_sql(&self, subscription: crate::model::id::SubscriptionId) -> String {
         claim::due_sql(subscription, crate::model::slice::State::Ready, 64, 256)
+    }
+
+    /// The statements with which an ordered claim looks at lanes, to be given to the server one after the other.
+    pub fn ordered_claim_sql(&self, claim: &crate::store::verbs::Claim) -> Vec<String> {
+        offer::look_sql(claim, &std::collections::HashMap::new())
     }
 
     /// A pool of connections for callers that keep their own tables in the same database; they are READ COMMITTED, as [`emit_in`]

@@ -49,12 +49,13 @@ pub(super) async fn set(session: &mut Session<'_>, set: &SetRule) -> Result<()> 
         )),
         Some(until) => session.write(format!(
             "INSERT INTO tramline_rule (subscription, kind, source, `by`, reason, since, until) \
-             VALUES ({id}, {kind}, 0, {}, {}, {}, {}){}",
+             VALUES ({id}, {kind}, 0, {}, {}, {}, {}){}, until = VALUES(until)",
             text(&set.by),
             text(&set.reason),
             session.now.0,
             maybe_time(until),
-            overwrite(&["`by`", "reason", "until"])
+            // What is set first is seen by what is set next: the end comes last.
+            overwrite(&["`by`", "reason"]) + ", since = IF(until <= VALUES(since), VALUES(since), since)"
         )),
     }
     note(session, id, set.action(), (&set.by, &set.reason), None);

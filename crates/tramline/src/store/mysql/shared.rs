@@ -1,5 +1,6 @@
 //! What the steps that all servers share ask of MySQL.
 
+use super::buried;
 use super::claim::due;
 use super::lanes::{lock_sql, views};
 use super::limit;
@@ -16,7 +17,6 @@ use crate::plan::limit::Crowd;
 use crate::plan::{Changes, LaneView};
 use crate::store::catalog::Catalog;
 use crate::store::rows::{Mark, StepRows};
-use crate::store::verbs::REVIVE_STEP;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -109,13 +109,12 @@ impl StepRows for Session<'_> {
         metas(self, ids.into_iter()).await
     }
 
-    async fn buried_chunks(&mut self, id: SubscriptionId, after: ChunkId) -> Result<Vec<i64>> {
-        let sql = format!(
-            "SELECT s.chunk FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {} \
-             AND s.state IN (5, 6) AND s.chunk > {} ORDER BY s.chunk LIMIT {REVIVE_STEP}",
-            id.0, after.0
-        );
-        self.rows(sql).await?.iter().map(|row| row.int(0)).collect()
+    async fn buried_chunks(
+        &mut self,
+        id: SubscriptionId,
+        after: ChunkId,
+    ) -> Result<(Vec<i64>, Option<ChunkId>)> {
+        buried::chunks(self, id, after).await
     }
 
     /// Of dead slices the claim index has the time of their death.

@@ -198,17 +198,11 @@ impl Store for MysqlStore {
     }
 
     async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
-        let begin = Begin::reading(None);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| look::read_log(
-            self, session, &read
-        ))
+        self.read_page(&read).await
     }
 
     async fn log_end(&self, topic: &str) -> Result<EventId> {
-        let begin = Begin::reading(None);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| look::log_end(
-            self, session, topic
-        ))
+        self.find_log_end(topic).await
     }
 
     async fn dead(&self, list: ListDead) -> Result<DeadPage> {

@@ -1,7 +1,7 @@
 //! Unique events: the last event of each unique key, locked from the look at it until the emit is committed.
 
 use super::session::{Rows, Session};
-use super::sql::{Columns, LIST, insert, list, overwrite, text};
+use super::sql::{self, Columns, LIST, insert, list, overwrite, text};
 use crate::error::Result;
 use crate::model::id::{EventId, TopicId};
 use crate::model::time::Time;
@@ -19,7 +19,8 @@ pub(super) async fn standings(session: &mut Session<'_>, names: &BTreeSet<Name>)
     // Locked for good at once, as the heads of keys are.
     let tail = " ON DUPLICATE KEY UPDATE event = event";
     session.write_all(insert(head, rows, tail, session.common.packet));
-    let found = read(&session.sets(named(names.iter(), SELECT, " FOR UPDATE")).await?)?;
+    // They are locked by now, so that they are read without locks.
+    let found = read(&session.sets(named(names.iter(), SELECT, "")).await?)?;
     let known: Vec<&Found> = found.iter().filter(|found| found.event.0 != 0).collect();
     let pending = pending(session, known.iter().map(|found| found.event)).await?;
     let standing = |found: &Found| {
@@ -29,13 +30,17 @@ pub(super) async fn standings(session: &mut Session<'_>, names: &BTreeSet<Name>)
     Ok(known.into_iter().map(standing).collect())
 }
 
-const SELECT: &str = "SELECT topic, `key`, event, until FROM tramline_unique";
+const SELECT: &str = "SELECT u.topic, u.`key`, u.event, u.until FROM";
 
-/// Statements about unique keys: `what` up to WHERE, `tail` behind it.
+/// Statements about unique keys: `what` up to the table, `tail` behind it. Each key is looked up by itself, because a list may make the
+/// server read, and wait for, the keys of others.
 fn named<'a>(names: impl Iterator<Item = &'a Name>, what: &str, tail: &str) -> Vec<String> {
-    let which: Vec<String> =
-        names.map(|(topic, key)| format!("topic = {} AND `key` = {}", topic.0, text(key))).collect();
-    which.chunks(LIST).map(|some| format!("{what} WHERE {}{tail}", some.join(" OR "))).collect()
+    let names: Vec<(i64, &str)> = names.map(|(topic, key)| (topic.0, key.as_str())).collect();
+    let about = |some: &[(i64, &str)]| {
+        let names = sql::named(some.iter().copied());
+        format!("{what} {names} STRAIGHT_JOIN tramline_unique u ON u.topic = n.a AND u.`key` = n.b{tail}")
+    };
+    names.chunks(LIST).map(about).collect()
 }
 
 /// The entry of a unique key; event 0 if it is new.
@@ -101,7 +106,7 @@ pub(super) fn keep(session: &mut Session<'_>, entries: &[Entry]) {
 pub(super) async fn expire(session: &mut Session<'_>, limit: u32) -> Result<()> {
     let now = session.now;
     let sql = format!(
-        "{SELECT} FORCE INDEX (tramline_unique_look) WHERE look_at <= {} ORDER BY look_at LIMIT {limit} \
+        "{SELECT} tramline_unique u FORCE INDEX (tramline_unique_look) WHERE u.look_at <= {} ORDER BY u.look_at LIMIT {limit} \
          FOR UPDATE SKIP LOCKED",
         now.0
     );
@@ -109,8 +114,8 @@ pub(super) async fn expire(session: &mut Session<'_>, limit: u32) -> Result<()> 
     let pending = pending(session, found.iter().map(|found| found.event)).await?;
     let (stay, go): (Vec<Found>, Vec<Found>) =
         found.into_iter().partition(|found| found.until > now || pending.contains(&found.event));
-    let stays = format!("UPDATE tramline_unique SET look_at = {}", now.after(NEXT_LOOK).0);
-    session.write_all(named(stay.iter().map(|found| &found.name), &stays, ""));
-    session.write_all(named(go.iter().map(|found| &found.name), "DELETE FROM tramline_unique", ""));
+    let stays = format!(" SET u.look_at = {}", now.after(NEXT_LOOK).0);
+    session.write_all(named(stay.iter().map(|found| &found.name), "UPDATE", &stays));
+    session.write_all(named(go.iter().map(|found| &found.name), "DELETE u FROM", ""));
     Ok(())
 }

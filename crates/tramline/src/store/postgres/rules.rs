@@ -51,7 +51,8 @@ pub(super) async fn set(session: &mut Session<'_>, set: &SetRule) -> Result<()> 
         Some(until) => {
             let sql = "INSERT INTO tramline_rule AS r (subscription, kind, source, by, reason, since, until) \
                        VALUES ($1, $2, 0, $3, $4, $5, $6) ON CONFLICT (subscription, kind, source) \
-                       DO UPDATE SET by = excluded.by, reason = excluded.reason, until = excluded.until";
+                       DO UPDATE SET by = excluded.by, reason = excluded.reason, until = excluded.until, \
+                       since = CASE WHEN r.until <= excluded.since THEN excluded.since ELSE r.since END";
             let query = session.query(sql).bind(id).bind(kind).bind(set.by.clone()).bind(set.reason.clone());
             let query = query.bind(session.now.0).bind(until.map(|time| time.0));
             session.run(query).await?;

@@ -101,11 +101,16 @@ impl StepRows for Session<'_> {
     }
 
     /// By `tramline_slice_dead`.
-    async fn buried_chunks(&mut self, id: SubscriptionId, after: ChunkId) -> Result<Vec<i64>> {
+    async fn buried_chunks(
+        &mut self,
+        id: SubscriptionId,
+        after: ChunkId,
+    ) -> Result<(Vec<i64>, Option<ChunkId>)> {
         let sql = "SELECT s.chunk FROM tramline_slice s WHERE s.subscription = $1 AND s.state IN (5, 6) AND s.chunk > $2 \
                    ORDER BY s.chunk LIMIT $3";
         let query = self.query(sql).bind(id.0).bind(after.0).bind(i64::from(REVIVE_STEP));
-        self.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
+        let found = self.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_>>()?;
+        Ok((found, None))
     }
 
     /// By `tramline_slice_died`.

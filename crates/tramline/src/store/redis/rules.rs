@@ -67,7 +67,8 @@ pub(super) fn set(session: &Session<'_>, set: &SetRule) -> Result<()> {
         None => session.remove(table, field),
         Some(until) => {
             let old: Option<Rule> = session.get(&table, &field)?.map(|row| read(&row)).transpose()?;
-            let since = old.map_or(session.now, |old| old.since);
+            let in_force = old.filter(|old| old.until.is_none_or(|until| until > session.now));
+            let since = in_force.map_or(session.now, |old| old.since);
             let (by, reason) = (set.by.clone(), set.reason.clone());
             session.put(
                 table,

@@ -1,6 +1,7 @@
-//! A consistent copy of a file that is in use.
+//! A consistent copy of a file that is in use, marked as one.
 
-use super::open_to_look;
+use super::session::store_time;
+use super::{open_to_look, restored};
 use crate::error::{Error, Kind, Result};
 use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
@@ -38,12 +39,18 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Copied> {
 /// One view of the database, held over all steps: in WAL mode it stops no writer, and without it every commit of another process
 /// would make the copy begin anew. What is written meanwhile stays in the write-ahead log.
 fn pages(source: &Connection, to: &Path) -> Result<()> {
+    // Before the view: what is done from this moment on may be missing in it.
+    let begun = store_time(source)?;
     let view = source.unchecked_transaction()?;
     version(&view)?;
     let mut copy = Connection::open(to)?;
     // Nobody else sees the file, and half of it is of no use: no journal.
     copy.execute_batch("PRAGMA journal_mode = OFF; PRAGMA synchronous = FULL")?;
-    let backup = Backup::new(&view, &mut copy)?;
+    step_by_step(&Backup::new(&view, &mut copy)?)?;
+    restored::mark(&copy, begun)
+}
+
+fn step_by_step(backup: &Backup<'_, '_>) -> Result<()> {
     loop {
         match backup.step(STEP_PAGES)? {
             StepResult::Done => return Ok(()),
@@ -183,6 +190,20 @@ mod tests {
         assert!(!folder.path().join("missing.db").exists(), "looking creates nothing");
         let nowhere = folder.path().join("no/such/folder/copy.db");
         assert_eq!(SqliteStore::backup(&path, &nowhere).await.unwrap_err().kind(), Kind::Unavailable);
+    }
+
+    #[tokio::test]
+    async fn only_a_copy_is_marked_and_only_until_it_is_opened() {
+        let (folder, path) = store().await;
+        let to = folder.path().join("copy.db");
+        SqliteStore::backup(&path, &to).await.unwrap();
+        let marks = |path: &Path| {
+            let sql = "SELECT count(*) FROM tramline_meta WHERE name = 'copied_at'";
+            Connection::open(path).unwrap().query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap()
+        };
+        assert_eq!((marks(&path), marks(&to)), (0, 1));
+        SqliteStore::open(&to).await.unwrap();
+        assert_eq!(marks(&to), 0);
     }
 
     /// Every commit of another connection would make a copy without a view of its own begin anew.

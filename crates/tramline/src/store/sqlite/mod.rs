@@ -5,7 +5,7 @@
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
-//! - `backup`, `examine`: a copy of a file that is in use, and how it is
+//! - `backup`, `restored`, `examine`: a copy of a file that is in use, what happens when it takes its place, and how a file is
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
 mod backup;
@@ -26,6 +26,7 @@ mod order;
 mod push;
 mod readers;
 mod remote;
+mod restored;
 mod rows;
 mod rules;
 mod schedule;
@@ -83,6 +84,7 @@ impl SqliteStore {
         let conn = blocking(move || {
             let conn = open_connection(&file)?;
             migrate::run(&conn)?;
+            restored::stop_what_went_on(&conn)?;
             Ok(conn)
         })
         .await?;
@@ -135,6 +137,8 @@ impl SqliteStore {
 
     /// Copies a store that may be in use to a new file: everything that was committed when this began. Nobody has to wait
     /// for it. The copy is checked and synced before it gets its name; nothing is overwritten, and the store is not migrated.
+    /// When the copy is first opened, its subscriptions that are at most once are blocked, and its schedules that make up for missed
+    /// runs are paused: what they did after it was made is not in it.
     ///
     /// # Errors
     /// `NotFound` when `from` is no store; `Conflict` when `to` exists or the copy turns out to be damaged; `Unavailable` when

@@ -56,7 +56,8 @@ pub(super) fn set(session: &Session<'_>, set: &SetRule) -> Result<()> {
         Some(until) => {
             let sql = "INSERT INTO tramline_rule (subscription, kind, source, by, reason, since, until) \
                        VALUES (?, ?, 0, ?, ?, ?, ?) \
-                       ON CONFLICT DO UPDATE SET by = excluded.by, reason = excluded.reason, until = excluded.until";
+                       ON CONFLICT DO UPDATE SET by = excluded.by, reason = excluded.reason, until = excluded.until, \
+                       since = CASE WHEN until <= excluded.since THEN excluded.since ELSE since END";
             let until = until.map(|time| time.0);
             conn.execute(sql, params![id, set.kind.as_str(), set.by, set.reason, session.now.0, until])?;
         }
