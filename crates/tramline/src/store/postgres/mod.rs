@@ -55,6 +55,7 @@ use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
+use crate::store::retention::Round;
 use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Claim, Emission, Settle, Settled};
 use floor::Floors;
@@ -87,6 +88,7 @@ pub struct PostgresStore {
     cache: CatalogCache,
     proven: Proven,
     floors: Floors,
+    round: Round,
     /// Spreads events without a key over the lanes.
     spread: AtomicU64,
     /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
@@ -141,6 +143,7 @@ impl PostgresStore {
             cache: CatalogCache::default(),
             proven: Proven::default(),
             floors: Floors::default(),
+            round: Round::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
             creating: Semaphore::new(1),

@@ -480,8 +480,9 @@ impl Store for PostgresStore {
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         let begin = Begin::reading(sweep.now);
         let (mut swept, rest) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
-            sweep::sweep(session, &sweep)
+            sweep::sweep(session, &sweep, self.round.place())
         })?;
+        self.round.go_on_at(rest.place);
         for id in rest.ended {
             let begin = Begin::writing(sweep.now, id);
             let interrupted =
