@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 /// A hint may be lost: look at least this often.
 const SLOW_POLL: Duration = Duration::from_secs(1);
-/// How soon to look again after a claim that may have passed over a lane because a settle had it locked.
+/// How soon to look again after a claim that may have passed over something because somebody else had it locked.
 const AGAIN: Duration = Duration::from_millis(5);
 /// How much work should be in hand: what is done in this time, so that a claim is over before the hand is empty.
 const AHEAD: Duration = Duration::from_millis(50);
@@ -41,6 +41,7 @@ pub(crate) struct Claimer {
     stop: CancellationToken,
     until_idle: bool,
     claimed: u64,
+    again: Again,
     /// Lanes of which the store may have given more than this process knows: an answer was lost.
     doubted: BTreeSet<(LaneId, i64)>,
 }
@@ -52,8 +53,8 @@ enum Found {
     More,
     /// Only suspects are left, or some wait.
     Suspects,
-    /// All that was due. Look again at this reading, and in a moment if a settle may have been in the way.
-    All { next: Option<Duration>, in_the_way: bool },
+    /// All that was due. Look again at this reading, and after so long if somebody may have been in the way.
+    All { next: Option<Duration>, again: Option<Duration> },
 }
 
 impl Claimer {
@@ -66,6 +67,7 @@ impl Claimer {
             stop,
             until_idle,
             claimed: 0,
+            again: Again::default(),
             doubted: BTreeSet::new(),
             run,
         }
@@ -116,7 +118,7 @@ impl Claimer {
                         if self.until_idle {
                             break;
                         }
-                        self.wait(None, false).await;
+                        self.wait(None, None).await;
                     }
                 }
                 Found::All { .. } if self.until_idle => {
@@ -125,7 +127,7 @@ impl Claimer {
                     }
                     run.ledger.drained().await;
                 }
-                Found::All { next, in_the_way } => self.wait(next, in_the_way).await,
+                Found::All { next, again } => self.wait(next, again).await,
             }
         }
         Ok(())
@@ -172,6 +174,7 @@ impl Claimer {
         }
         self.pace.taken(run.tram.clock().reading(), run.ledger.load.events());
         self.claimed += got.events as u64;
+        let again = self.again.after(got.answer.passed_over, got.events);
         if got.answer.backfilling {
             match run.tram.store().backfill(run.subscription.id).await {
                 Err(error) if error.kind() != Kind::Unavailable => return Err(error),
@@ -193,7 +196,7 @@ impl Claimer {
         }
         let next = got.answer.next_due.map(|due| run.tram.clock().reading_of(due, got.answer.now));
         let in_the_way = run.is_ordered() && !run.store_was_free(business);
-        Ok(Found::All { next, in_the_way })
+        Ok(Found::All { next, again: again.or(in_the_way.then_some(AGAIN)) })
     }
 
     /// Asks the store until it answers (or the run is stopped), and puts what it gives into hand.
@@ -253,7 +256,7 @@ impl Claimer {
     }
 
     /// Waits until there may be something to claim. Cancel-safe.
-    async fn wait(&mut self, next: Option<Duration>, in_the_way: bool) {
+    async fn wait(&mut self, next: Option<Duration>, again: Option<Duration>) {
         let run = &self.run;
         let clock = run.tram.clock();
         let poll = clock.reading() + SLOW_POLL;
@@ -264,8 +267,27 @@ impl Claimer {
             () = clock.sleep_until(next.map_or(poll, |next| next.min(poll))) => {}
             () = run.tram.gate().wanted() => {}
             _ = self.living.changed(), if ordered => {}
-            () = tokio::time::sleep(AGAIN), if in_the_way => {}
+            () = tokio::time::sleep(again.unwrap_or(SLOW_POLL)), if again.is_some() => {}
         }
+    }
+}
+
+/// How soon to look again for what was due and passed over. Another claim frees what it does not take within milliseconds; somebody's
+/// open transaction may have it for long, and asking again and again would be busy.
+#[derive(Debug, Default)]
+pub(crate) struct Again {
+    in_vain: u32,
+}
+
+impl Again {
+    /// After a claim that took so many events. `None`: nothing was passed over.
+    pub(crate) fn after(&mut self, passed_over: bool, events: usize) -> Option<Duration> {
+        if !passed_over || events > 0 {
+            self.in_vain = 0;
+        }
+        let again = AGAIN.saturating_mul(1 << self.in_vain.min(16)).min(SLOW_POLL);
+        self.in_vain += u32::from(passed_over);
+        passed_over.then_some(again)
     }
 }
 
@@ -376,6 +398,19 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_passed_over_is_looked_for_soon_and_then_less_and_less_often() {
+        let mut again = Again::default();
+        assert_eq!(again.after(false, 0), None);
+        let waits: Vec<u64> =
+            (0..10).filter_map(|_| again.after(true, 0)).map(|wait| wait.as_millis() as u64).collect();
+        assert_eq!(waits, [5, 10, 20, 40, 80, 160, 320, 640, 1_000, 1_000]);
+        assert_eq!(again.after(true, 3), Some(AGAIN));
+        assert_eq!(again.after(true, 0), Some(2 * AGAIN));
+        assert_eq!(again.after(false, 0), None);
+        assert_eq!(again.after(true, 0), Some(AGAIN));
+    }
 
     #[test]
     fn the_hand_holds_fifty_milliseconds_of_work_within_bounds() {

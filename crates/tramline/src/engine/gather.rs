@@ -140,3 +140,33 @@ fn single(unit: &[Event]) -> impl Iterator<Item = (bool, &str, &str)> {
         .filter_map(|event| Some((true, event.topic.as_str(), event.unique.as_ref()?.key.as_str())));
     idempotency(unit).map(|(topic, key)| (false, topic, key)).into_iter().chain(unique)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tokio::sync::Semaphore;
+
+    /// How many emits of so many events and bytes each group has.
+    fn groups(emits: &[(usize, usize)]) -> Vec<usize> {
+        let mut queue = Queue::new(2);
+        let room = Arc::new(Semaphore::new(emits.len()));
+        for (events, bytes) in emits {
+            let (reply, _) = oneshot::channel();
+            let _room = room.clone().try_acquire_owned().unwrap();
+            queue.push(Waiting { unit: vec![Event::new("t", "x"); *events], bytes: *bytes, reply, _room });
+        }
+        let hasher = RandomState::new();
+        std::iter::from_fn(|| Some(queue.next_group(0, &hasher).len()).filter(|count| *count > 0)).collect()
+    }
+
+    #[test]
+    fn a_group_is_bounded_by_bytes_and_events_unless_one_emit_alone_has_more() {
+        let half = MAX_BYTES / 2;
+        assert_eq!(groups(&[(1, half), (1, half), (1, 1), (1, half)]), [2, 2]);
+        assert_eq!(groups(&[(1, 1), (1, 2 * MAX_BYTES), (1, 1)]), [1, 1, 1]);
+        let sixteenth = (MAX_EVENTS / 16, 1);
+        assert_eq!(groups(&[sixteenth; 20]), [16, 4]);
+        assert_eq!(groups(&[(1, 1), (ALONE + 1, 1), (1, 1)]), [1, 1, 1]);
+    }
+}

@@ -5,9 +5,13 @@ use crate::error::Error;
 use crate::model::event::Event;
 use crate::model::id::EventId;
 use crate::model::outcome::Outcome;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Is told what happens. All methods do nothing unless overridden; they run where the work runs, so they must be quick.
+/// Is told what happens. All methods do nothing unless overridden; they run where the work runs, so they must be quick. A panic in
+/// one of them is caught, and the first one logged: nothing that they watch is changed by it.
 pub trait Hooks: Send + Sync + std::fmt::Debug {
     /// Events were claimed.
     fn claimed(&self, _subscription: &str, _events: usize) {}
@@ -52,6 +56,57 @@ pub struct Progress {
     pub percent: Option<f32>,
     /// In words.
     pub text: String,
+}
+
+/// The hooks of a program, which may panic: what they watch goes on. A runner that ended in one would leave events in hand, whose
+/// leases are extended for ever.
+#[derive(Debug)]
+pub(crate) struct Guarded {
+    hooks: Arc<dyn Hooks>,
+    told: AtomicBool,
+}
+
+impl Guarded {
+    pub(crate) fn new(hooks: Arc<dyn Hooks>) -> Arc<dyn Hooks> {
+        Arc::new(Guarded { hooks, told: AtomicBool::new(false) })
+    }
+
+    fn tell(&self, tell: impl FnOnce(&dyn Hooks)) {
+        let caught = catch_unwind(AssertUnwindSafe(|| tell(&*self.hooks)));
+        if caught.is_err() && !self.told.swap(true, Ordering::Relaxed) {
+            tracing::error!("hooks panicked; the work goes on, and this is not logged again");
+        }
+    }
+}
+
+impl Hooks for Guarded {
+    fn claimed(&self, subscription: &str, events: usize) {
+        self.tell(|hooks| hooks.claimed(subscription, events));
+    }
+
+    fn started(&self, cx: &Context) {
+        self.tell(|hooks| hooks.started(cx));
+    }
+
+    fn finished(&self, cx: &Context, finished: &Finished<'_>) {
+        self.tell(|hooks| hooks.finished(cx, finished));
+    }
+
+    fn settled(&self, subscription: &str, settled: Settlement) {
+        self.tell(|hooks| hooks.settled(subscription, settled));
+    }
+
+    fn lease_lost(&self, subscription: &str, events: &[EventId]) {
+        self.tell(|hooks| hooks.lease_lost(subscription, events));
+    }
+
+    fn dropped(&self, events: &[Event], error: &Error) {
+        self.tell(|hooks| hooks.dropped(events, error));
+    }
+
+    fn progress(&self, cx: &Context, progress: &Progress) {
+        self.tell(|hooks| hooks.progress(cx, progress));
+    }
 }
 
 /// Hooks that do nothing.

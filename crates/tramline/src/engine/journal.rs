@@ -25,6 +25,10 @@ pub(crate) struct Journal {
 struct Open {
     file: File,
     unsettled: HashSet<Lease>,
+    /// How much of the file is whole entries.
+    whole: u64,
+    /// There may be more in it than that.
+    torn: bool,
 }
 
 /// Leases of an earlier life and the events of each that no handler has seen.
@@ -42,7 +46,9 @@ impl Journal {
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(bad)?;
         let left = never_started(&text);
-        Ok((Journal { open: Arc::new(Mutex::new(Open { file, unsettled: HashSet::new() })), synced }, left))
+        let whole = text.rfind('\n').map_or(0, |end| end as u64 + 1);
+        let open = Open { file, unsettled: HashSet::new(), whole, torn: whole < text.len() as u64 };
+        Ok((Journal { open: Arc::new(Mutex::new(open)), synced }, left))
     }
 
     /// What an earlier life left is taken care of.
@@ -81,8 +87,10 @@ impl Journal {
         let synced = self.synced;
         self.blocking(move |open| {
             open.unsettled.extend(leases);
-            open.file.write_all(lines.as_bytes())?;
-            if synced { open.file.sync_data() } else { Ok(()) }
+            open.append(lines.len(), |file| {
+                file.write_all(lines.as_bytes())?;
+                if synced { file.sync_data() } else { Ok(()) }
+            })
         })
         .await
     }
@@ -102,8 +110,35 @@ impl Journal {
 
 impl Open {
     fn clear(&mut self) -> std::io::Result<()> {
-        self.file.set_len(0)?;
-        self.file.seek(SeekFrom::Start(0)).map(|_| ())
+        self.whole = 0;
+        self.mend()
+    }
+
+    /// Writes entries of so many bytes, all of them or none: the next entry must not continue what was left of one.
+    fn append(
+        &mut self,
+        bytes: usize,
+        write: impl FnOnce(&mut File) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        if self.torn {
+            self.mend()?;
+        }
+        if let Err(error) = write(&mut self.file) {
+            // If this fails too, the next entry has to begin with it.
+            let _ = self.mend();
+            return Err(error);
+        }
+        self.whole += bytes as u64;
+        Ok(())
+    }
+
+    /// Cuts off what does not count.
+    fn mend(&mut self) -> std::io::Result<()> {
+        self.torn = true;
+        self.file.set_len(self.whole)?;
+        self.file.seek(SeekFrom::Start(self.whole))?;
+        self.torn = false;
+        Ok(())
     }
 }
 
@@ -117,7 +152,11 @@ fn never_started(text: &str) -> NeverStarted {
         match words.pop_front() {
             Some("claimed") => {
                 let Some(lease) = words.pop_front().and_then(|word| word.parse().ok()) else { continue };
-                claimed.push((lease, ids(&words)));
+                // With a word in it that is no number, an entry is not what was written: it gives nobody the right to run.
+                let events = ids(&words);
+                if events.len() == words.len() {
+                    claimed.push((lease, events));
+                }
             }
             Some("started") => started.extend(ids(&words)),
             _ => {}
@@ -144,5 +183,41 @@ mod tests {
         let lease = "0.1.2.3.4".parse().unwrap();
         assert_eq!(never_started(text), [(lease, vec![EventId(65), EventId(66)])]);
         assert_eq!(never_started("rubbish\nclaimed x 1\n"), []);
+        assert_eq!(never_started("claimed 0.1.2.3.4 64 65started 64\n"), []);
+    }
+
+    /// On a full disk the first half of an entry was left, the next one continued its line, and after a crash an event that had
+    /// run was taken for one that had not.
+    #[test]
+    fn an_entry_that_could_not_be_written_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let (journal, _) = Journal::open(&path, false).unwrap();
+        let mut open = journal.lock();
+        let put =
+            |open: &mut Open, line: &str| open.append(line.len(), |file| file.write_all(line.as_bytes()));
+        put(&mut open, "claimed 0.1.2.3.4 64 65\n").unwrap();
+        let full = open.append(99, |file| {
+            file.write_all(b"claimed 0.9.9.9.9 128 129")?;
+            Err(std::io::ErrorKind::StorageFull.into())
+        });
+        assert_eq!(full.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+        put(&mut open, "started 64\n").unwrap();
+        drop(open);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "claimed 0.1.2.3.4 64 65\nstarted 64\n");
+    }
+
+    /// What was left of an entry by a life that ended is not continued either.
+    #[test]
+    fn a_torn_last_line_is_cut_off_before_the_next_entry() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        std::fs::write(&path, "claimed 0.1.2.3.4 64\nclaimed 0.9.9.9.9 1").unwrap();
+        let (journal, left) = Journal::open(&path, false).unwrap();
+        assert_eq!(left, [("0.1.2.3.4".parse().unwrap(), vec![EventId(64)])]);
+        journal.lock().append(11, |file| file.write_all(b"started 64\n")).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "claimed 0.1.2.3.4 64\nstarted 64\n");
     }
 }

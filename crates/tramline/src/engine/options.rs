@@ -1,7 +1,7 @@
 //! How a Tramline is opened.
 
 use crate::engine::clock::Clock;
-use crate::engine::hooks::{Hooks, LogHooks};
+use crate::engine::hooks::{Guarded, Hooks, LogHooks};
 use crate::engine::shed::Ceiling;
 use crate::engine::trace::{NoTraces, Traces};
 use crate::error::Result;
@@ -145,7 +145,7 @@ impl Options {
     /// Who is told what happens; workers may have their own.
     #[must_use]
     pub fn hooks(mut self, hooks: Arc<dyn Hooks>) -> Options {
-        self.hooks = hooks;
+        self.hooks = Guarded::new(hooks);
         self
     }
 

@@ -1,5 +1,6 @@
 //! For workers in other processes, whose claims and outcomes come over a network.
 
+use crate::engine::claim::Again;
 use crate::engine::tramline::Tramline;
 use crate::error::Result;
 use crate::model::id::{EventId, Incarnation, SubscriptionId};
@@ -47,9 +48,11 @@ impl Tramline {
         let mut listener = self.wake().listen(take.subscription);
         tokio::pin!(give_up);
         let mut backfills = 0;
+        let mut again = Again::default();
         loop {
             listener.arm();
             let claimed = self.take_now(take).await?;
+            let again = again.after(claimed.passed_over, 0);
             if !claimed.slices.is_empty() {
                 return Ok(claimed);
             }
@@ -65,6 +68,7 @@ impl Tramline {
                 () = &mut give_up => return Ok(claimed),
                 () = listener.wait() => {}
                 () = self.clock().sleep(due) => {}
+                () = tokio::time::sleep(again.unwrap_or(SLOW_POLL)), if again.is_some() => {}
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::engine::backoff::Outage;
 use crate::engine::context::States;
 use crate::engine::handler::{Batch, Bound, Handler, Handlers, IntoOutcomes};
-use crate::engine::hooks::Hooks;
+use crate::engine::hooks::{Guarded, Hooks};
 use crate::engine::journal::Journal;
 use crate::engine::plugin::Plugin;
 use crate::engine::pool::Pool;
@@ -168,7 +168,7 @@ impl Worker {
     /// Who is told what happens.
     #[must_use]
     pub fn hooks(mut self, hooks: Arc<dyn Hooks>) -> Worker {
-        self.hooks = hooks;
+        self.hooks = Guarded::new(hooks);
         self
     }
 

@@ -29,6 +29,7 @@ pub(crate) struct RawClaim {
     pub(crate) suspects_wait: bool,
     pub(crate) stopped_by: Option<RuleKind>,
     pub(crate) backfilling: bool,
+    pub(crate) passed_over: bool,
     pub(crate) limited: bool,
     pub(crate) news: Vec<TallyId>,
 }
@@ -123,6 +124,7 @@ impl RawClaim {
             suspects_wait: self.suspects_wait,
             stopped_by: self.stopped_by,
             backfilling: self.backfilling,
+            passed_over: self.passed_over,
             limited: self.limited,
             news: self.news,
         })

@@ -24,6 +24,7 @@ pub mod postgres;
 pub(crate) mod proven;
 pub(crate) mod push;
 pub mod redis;
+pub(crate) mod retention;
 pub(crate) mod rows;
 pub(crate) mod rules;
 pub(crate) mod schedule;

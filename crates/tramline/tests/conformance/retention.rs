@@ -14,6 +14,7 @@ conformance![
     one_subscription_that_still_needs_an_event_keeps_it,
     events_that_a_backfill_will_need_stay,
     a_sweep_is_bounded_and_says_whether_there_is_more,
+    what_a_backlog_keeps_is_looked_at_in_steps_that_go_round,
     every_topic_has_its_own_retention,
     a_chain_outlives_its_first_events,
     rules_past_their_end_are_removed,
@@ -133,6 +134,26 @@ async fn a_sweep_is_bounded_and_says_whether_there_is_more(bed: Bed) {
     assert_eq!((first.chunks, first.more), (3, true));
     let second = bed.store.sweep(sweep).await.unwrap();
     assert_eq!((second.chunks, second.more), (2, false));
+}
+
+/// A paused subscription with millions of events: every sweep went through all of them, and on SQLite nobody could emit meanwhile.
+async fn what_a_backlog_keeps_is_looked_at_in_steps_that_go_round(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    for _ in 0..5 {
+        bed.emit(plain_event()).await;
+    }
+    bed.emit(Event::new("behind", "x")).await;
+    bed.pass(DAY);
+    let sweep = async || {
+        let swept = bed.store.sweep(Sweep { dead_after: None, limit: 2, now: bed.now() }).await.unwrap();
+        (swept.chunks, swept.more)
+    };
+    assert_eq!(sweep().await, (0, false), "the first two are kept, and no more were looked at");
+    assert_eq!(sweep().await, (0, false));
+    assert_eq!(sweep().await, (1, true), "the last one is kept, the one behind it is not");
+    queue.drain().await;
+    assert_eq!(sweep().await, (0, false), "the end of the round");
+    assert_eq!([sweep().await, sweep().await, sweep().await], [(2, true), (2, true), (1, false)]);
 }
 
 async fn every_topic_has_its_own_retention(bed: Bed) {

@@ -1,6 +1,6 @@
 //! What a claim reads.
 
-use crate::bed::{Private, server};
+use crate::bed::{Private, event, ids, server};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use std::time::Duration;
 use tramline::model::rule::RuleKind;
@@ -32,6 +32,29 @@ async fn a_claim_reads_only_what_is_due() {
         !plan.contains("Seq Scan") && !plan.contains("Rows Removed by Filter") && !plan.contains("Sort"),
         "{plan}"
     );
+    store.close().await;
+}
+
+/// Another claim locks more than it takes.
+#[tokio::test]
+async fn a_claim_tells_that_something_due_was_locked() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await.id;
+    let pool = store.pool().await;
+    store.emit(event("a")).await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    let lock =
+        format!("SELECT 1 FROM {}.tramline_slice WHERE subscription = {queue} FOR UPDATE", store.schema);
+    sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *tx).await.unwrap();
+    store.emit(event("b")).await.unwrap();
+    let first = store.claim(queue, 9).await;
+    assert_eq!((ids(&first).len(), first.passed_over), (1, true));
+    let none = store.claim(queue, 9).await;
+    assert_eq!((ids(&none).len(), none.passed_over), (0, true));
+    tx.rollback().await.unwrap();
+    let second = store.claim(queue, 9).await;
+    assert_eq!((ids(&second).len(), second.passed_over), (1, false));
+    assert!(!store.claim(queue, 9).await.passed_over);
     store.close().await;
 }
 

@@ -1,15 +1,17 @@
 //! Programs in other languages, which emit by plain SQL.
 
-use crate::bed::{Private, event, ids, server};
-use sqlx::postgres::PgListener;
-use sqlx::{AssertSqlSafe, Row};
-use std::time::Duration;
+use crate::bed::{Private, event, ids, read_log, server};
+use sqlx::postgres::{PgListener, PgPool, Postgres};
+use sqlx::{AssertSqlSafe, Row, Transaction};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 use tramline::Event;
+use tramline::error::Kind;
 use tramline::model::id::{EventId, LaneId, TopicId};
 use tramline::model::lane;
 use tramline::model::subscription::{Ordering, Policy, Start};
 use tramline::store::Store;
-use tramline::store::verbs::{FindEvent, PutSubscription};
+use tramline::store::verbs::{Emit, FindEvent, PutSubscription};
 
 #[tokio::test]
 async fn sql_computes_the_lane_of_a_key_like_the_library() {
@@ -97,5 +99,118 @@ async fn plain_sql_refuses_impossible_events_and_creates_topics() {
     store.rows("SELECT $s.tramline_emit('new/topic', '{}'::jsonb)").await;
     assert_eq!(&*store.topics().await.unwrap()[0].name, "new/topic");
     store.emit(Event::new("new/topic", "x")).await.unwrap();
+    store.close().await;
+}
+
+/// A transaction in which SQL of the test has run, with `$s` for its schema.
+async fn open_transaction(store: &Private, pool: &PgPool, sql: &str) -> Transaction<'static, Postgres> {
+    let mut tx = pool.begin().await.unwrap();
+    run(store, &mut tx, sql).await;
+    tx
+}
+
+async fn run(store: &Private, tx: &mut Transaction<'static, Postgres>, sql: &str) {
+    let sql = AssertSqlSafe(sql.replace("$s", &store.schema));
+    sqlx::raw_sql(sql).execute(&mut **tx).await.unwrap();
+}
+
+const CREATES_A_TOPIC: &str = "SELECT $s.tramline_emit('new/one', '{}'::jsonb)";
+
+/// The event was acknowledged, and stored for a topic that nobody could name any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emit_that_waited_while_its_topic_was_deleted_creates_it_again() {
+    let store = Private::open().await;
+    store.emit(event("k")).await.unwrap();
+    let pool = store.pool().await;
+    let lock = "SELECT pg_advisory_xact_lock('$s.tramline_topic'::regclass::oid::int, id::int) FROM $s.tramline_topic";
+    let mut deletion = open_transaction(&store, &pool, lock).await;
+    let emit = "SELECT $s.tramline_emit('t', '{}'::jsonb)".replace("$s", &store.schema);
+    let emit = tokio::spawn({
+        let pool = pool.clone();
+        async move { sqlx::raw_sql(AssertSqlSafe(emit)).fetch_one(&pool).await.unwrap().get::<i64, _>(0) }
+    });
+    let waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted \
+                 AND classid = '$s.tramline_topic'::regclass::oid";
+    while store.rows(waits).await.is_empty() {}
+    let delete =
+        "DELETE FROM $s.tramline_topic; UPDATE $s.tramline_meta SET value = value + 1 WHERE name = 'catalog'";
+    run(&store, &mut deletion, delete).await;
+    deletion.commit().await.unwrap();
+    let id = EventId(emit.await.unwrap());
+    let page = store.read_log(read_log(EventId(0))).await.unwrap();
+    assert_eq!(page.events.iter().map(|event| event.id).collect::<Vec<_>>(), [id]);
+    store.close().await;
+}
+
+/// A topic that is not committed yet keeps others from creating topics. Emits that need none waited for that, too, until all
+/// connections were used up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_created_a_topic_holds_up_no_emit_to_known_ones() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    let pool = store.pool().await;
+    let tx = open_transaction(&store, &pool, CREATES_A_TOPIC).await;
+    let start = Instant::now();
+    // More than there are connections.
+    let groups: Vec<_> = (0..24)
+        .map(|n| {
+            let store = store.store.clone();
+            let units = vec![vec![event(&format!("k{n}"))], vec![Event::new("new/two", "x")]];
+            tokio::spawn(async move { store.emit(Emit { units, now: None }).await.unwrap() })
+        })
+        .collect();
+    let mut seen = HashSet::new();
+    while seen.len() < 24 {
+        seen.extend(ids(&store.claim(queue.id, 99).await));
+        assert!(start.elapsed() < Duration::from_secs(4), "emits to a known topic were held up");
+    }
+    assert!(groups.iter().all(|group| !group.is_finished()));
+    tx.commit().await.unwrap();
+    for group in groups {
+        assert!(group.await.unwrap().iter().all(Result::is_ok));
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emit_gives_up_when_its_topic_cannot_be_created() {
+    let store = Private::open().await;
+    store.subscribe("q", Ordering::None).await;
+    let pool = store.pool().await;
+    let tx = open_transaction(&store, &pool, CREATES_A_TOPIC).await;
+    let mut other = pool.begin().await.unwrap();
+    let units = vec![vec![Event::new("new/two", "x")], vec![event("k")]];
+    let (answers, in_other) = tokio::join!(
+        store.store.emit(Emit { units, now: None }),
+        store.emit_in(&mut other, [Event::new("new/three", "x")])
+    );
+    let answers = answers.unwrap();
+    assert!(answers[1].is_ok());
+    for error in [answers[0].as_ref().unwrap_err(), &in_other.unwrap_err()] {
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert!(error.to_string().contains("created a topic"), "{error}");
+        assert!(!error.remedy().is_empty());
+    }
+    store.emit_in(&mut other, [event("k")]).await.unwrap();
+    other.commit().await.unwrap();
+    tx.rollback().await.unwrap();
+    store.emit(Event::new("new/two", "x")).await.unwrap();
+    store.close().await;
+}
+
+/// It waited for itself.
+#[tokio::test]
+async fn a_transaction_that_created_a_topic_by_plain_sql_can_create_others() {
+    let store = Private::open().await;
+    let pool = store.pool().await;
+    let mut tx = open_transaction(&store, &pool, CREATES_A_TOPIC).await;
+    store.emit_in(&mut tx, [Event::new("new/two", "x")]).await.unwrap();
+    store.emit_in(&mut tx, [Event::new("new/three", "x").idempotency_key("once")]).await.unwrap();
+    assert!(store.topics().await.unwrap().is_empty());
+    tx.commit().await.unwrap();
+    let topics = store.topics().await.unwrap();
+    let names: Vec<&str> = topics.iter().map(|topic| &*topic.name).collect();
+    assert_eq!(names, ["new/one", "new/three", "new/two"]);
+    store.emit(Event::new("new/two", "x")).await.unwrap();
     store.close().await;
 }

@@ -62,6 +62,34 @@ async fn a_locked_unique_key_holds_up_no_other() {
     store.close().await;
 }
 
+/// Somebody's open transaction has a key that shows that it is locked, and one that it is just creating, which does not show.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_just_being_created_holds_up_nobody_else() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    let pool = store.pool().await;
+    store.emit(event("old")).await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    store.emit_in(&mut tx, [event("old"), event("new")]).await.unwrap();
+    let start = Instant::now();
+    let group = tokio::spawn({
+        let store = store.store.clone();
+        let mut units: Vec<Vec<Event>> = ["a", "old", "new", "b"].map(|key| vec![event(key)]).into();
+        units.push(vec![Event::new("t", "x")]);
+        async move { store.emit(Emit { units, now: None }).await.unwrap() }
+    });
+    let mut free = HashSet::new();
+    // One was there before; a, b and the one without a key follow while the others still wait.
+    while free.len() < 4 {
+        free.extend(ids(&store.claim(queue.id, 9).await));
+        assert!(start.elapsed() < Duration::from_secs(4), "the others were held up");
+    }
+    assert!(!group.is_finished());
+    tx.commit().await.unwrap();
+    assert!(group.await.unwrap().iter().all(Result::is_ok));
+    store.close().await;
+}
+
 /// Somebody's open transaction has locked the key of one schedule: the others run, and it runs when it can.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schedule_whose_key_is_locked_holds_up_no_other() {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tramline::testkit::TestKit;
 use tramline::{
-    Batch, Context, Counts, Event, EventId, Json, Outcome, Proto, Raw, Result, Retry, State, StoredEvent,
+    Batch, Context, Counts, Event, EventId, Finished, Hooks, Json, Outcome, Proto, Raw, Result, Retry, State,
+    StoredEvent,
 };
 
 #[derive(serde::Deserialize)]
@@ -145,6 +146,40 @@ async fn a_handler_that_takes_too_long_is_stopped_and_tried_again() {
     until("the end", || async { counts(&tram).await.dead == 1 }).await;
     let dead = tram.dead("w", EventId(0), 10).await.unwrap();
     assert!(dead[0].error.starts_with("time limit"), "{}", dead[0].error);
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}
+
+#[derive(Debug)]
+struct Panicking;
+
+impl Hooks for Panicking {
+    fn claimed(&self, _: &str, _: usize) {
+        panic!("on purpose");
+    }
+
+    fn started(&self, _: &Context) {
+        panic!("on purpose");
+    }
+
+    fn finished(&self, _: &Context, _: &Finished<'_>) {
+        panic!("on purpose");
+    }
+}
+
+/// A runner that ended in a hook left events in hand, and their leases were extended for ever.
+#[tokio::test]
+async fn hooks_that_panic_change_nothing() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    let worker = tram.worker("w").topics(["t"]).concurrency(1).hooks(Arc::new(Panicking));
+    let worker = worker
+        .on_any(|| async {})
+        .on_batch("b", 10, |batch: Batch| async move { vec![Outcome::Done; batch.items.len()] });
+    worker.subscribe().await.unwrap();
+    tram.emit([event("x"), event("x"), event("x").kind("b"), event("x").kind("b")]).await.unwrap();
+    let (shutdown, running) = start(worker);
+    until("all is done", || async { counts(&tram).await == Counts::default() }).await;
     shutdown.start();
     running.await.unwrap().unwrap();
 }

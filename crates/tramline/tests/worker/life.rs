@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tramline::{Context, Counts, Event, Kind, Shutdown};
+use tramline::{Context, Counts, Event, Kind, Shutdown, Take};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_suspect_runs_with_nothing_else_in_flight_in_its_process() {
@@ -193,4 +193,27 @@ async fn what_a_dead_worker_held_is_free_before_its_leases_end() {
     assert!(bench.clock.now() < START.after(10 * MINUTE));
     shutdown.start();
     running.await.unwrap().unwrap();
+}
+
+/// Two workers follow one hint: what the first has locked, only to look at it, is not there for the second. It waited for the slow
+/// poll, which here never comes: time stands still.
+#[tokio::test]
+async fn what_another_worker_had_locked_is_looked_for_again_soon() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    let worker = tram.worker("w").topics(["t"]).on_any(|| async {});
+    let subscription = worker.subscribe().await.unwrap().id;
+    tram.emit(event("x")).await.unwrap();
+    bench.store.pass_over(2);
+    let (shutdown, running) = start(worker);
+    until("it is done", || async { counts(&tram).await == Counts::default() }).await;
+    shutdown.start();
+    running.await.unwrap().unwrap();
+
+    tram.emit(event("x")).await.unwrap();
+    bench.store.pass_over(2);
+    let (owner, max_bytes) = (tramline::Incarnation(99), 1 << 20);
+    let take = Take { subscription, owner, max_events: 1, max_bytes, lease: None };
+    let taken = tokio::time::timeout(20 * SECOND, tram.take(&take, std::future::pending())).await;
+    assert_eq!(taken.expect("in time").unwrap().slices.len(), 1);
 }

@@ -58,19 +58,35 @@ impl MysqlStore {
         tracing::debug!(units = group.len(), "keys are locked by another transaction; emits are set aside");
         let locked = self.locked_keys(group.iter().flat_map(|at| &units[*at])).await.unwrap_or_default();
         let (free, stuck) = families(units, group, &locked);
-        let stuck = join_all(stuck.into_iter().map(|family| self.emit_family(units, family, now)));
-        let (mut answers, stuck) = tokio::join!(self.emit_free(units, free, now), stuck);
-        answers.extend(stuck.into_iter().flatten());
+        let (mut answers, stuck) =
+            tokio::join!(self.emit_free(units, free, now), self.emit_families(units, stuck, now));
+        answers.extend(stuck);
         answers
     }
 
-    /// Units whose keys nobody had locked a moment ago. If one is locked by now, they take their turn like the others.
+    /// Units whose keys nobody had locked a moment ago. If one is locked all the same, nobody knows which: each key takes its turn
+    /// like those that are known to be locked, so that the others do not wait for it.
     async fn emit_free(&self, units: &[Vec<Event>], free: Vec<usize>, now: Option<Time>) -> Answers {
         match self.emit_together(units, &free, now, 1).await {
             Ok(answers) => free.into_iter().zip(answers).collect(),
-            Err(error) if waited_too_long(&error) => self.emit_family(units, free, now).await,
+            Err(error) if waited_too_long(&error) => {
+                let (keyless, mut all) = families(units, free, &HashSet::new());
+                all.push(keyless);
+                self.emit_families(units, all, now).await
+            }
             Err(error) => free.into_iter().map(|at| (at, Err(error.share()))).collect(),
         }
+    }
+
+    /// Each family for itself, all at the same time.
+    async fn emit_families(
+        &self,
+        units: &[Vec<Event>],
+        families: Vec<Vec<usize>>,
+        now: Option<Time>,
+    ) -> Answers {
+        let all = families.into_iter().map(|family| self.emit_family(units, family, now));
+        join_all(all).await.into_iter().flatten().collect()
     }
 
     /// Units that wait for the same key. Only so many connections may wait that others are left.

@@ -60,6 +60,7 @@ use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
+use crate::store::retention::Round;
 use crate::store::spare::Spares;
 use crate::store::verbs::{Emission, Settle, Settled};
 use log::Turns;
@@ -96,6 +97,7 @@ pub struct MysqlStore {
     spares: Spares<MySql>,
     common: Common,
     proven: Proven,
+    round: Round,
     /// Spreads events without a key over the lanes.
     spread: AtomicU64,
     /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
@@ -141,6 +143,7 @@ impl MysqlStore {
             spares: Spares::new((options.max_connections / 2) as usize, STALE),
             common: Common::new(server.packet()),
             proven: Proven::default(),
+            round: Round::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
             turns: Turns::default(),

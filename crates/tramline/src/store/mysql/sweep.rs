@@ -15,11 +15,11 @@ use super::sql::{Columns, LIST, list, overwrite, paired, text};
 use super::step::{Tries, step};
 use super::unique;
 use crate::error::{Kind, Result};
-use crate::model::id::{Incarnation, SubscriptionId, TopicId};
-use crate::model::subscription::Topic;
-use crate::model::time::millis;
+use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
+use crate::model::time::Time;
 use crate::store::backfill::slices_of;
 use crate::store::mend;
+use crate::store::retention::{Place, Seen, Walk};
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,8 +35,9 @@ impl MysqlStore {
     pub(super) async fn sweep_all(&self, sweep: &Sweep) -> Result<Swept> {
         let begin = Begin::reading(sweep.now);
         let (mut swept, rest) = step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| {
-            self::sweep(session, sweep)
+            self::sweep(session, sweep, self.round.place())
         })?;
+        self.round.go_on_at(rest.place);
         for id in rest.ended {
             let begin = Begin::writing(sweep.now, id);
             let interrupted =
@@ -139,8 +140,9 @@ async fn bury(
 }
 
 /// What a sweep has still to do, one step for each subscription, because it writes slices.
-#[derive(Default)]
 pub(super) struct Rest {
+    /// Where the next one goes on with retention.
+    pub(super) place: Place,
     /// At most once: claims have ended. See [`super::claim::interrupt`].
     pub(super) ended: Vec<SubscriptionId>,
     /// Dead events were kept for long enough. See [`crate::store::mend::expire_dead`].
@@ -148,7 +150,7 @@ pub(super) struct Rest {
 }
 
 /// All but what writes slices.
-pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Rest)> {
+pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep, place: Place) -> Result<(Swept, Rest)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
     if let Some(dead_after) = sweep.dead_after {
@@ -169,14 +171,15 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(S
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
     swept.more |= erase(session, sweep.limit).await?;
-    swept.chunks = retire(session, sweep.limit).await?;
-    swept.more |= swept.chunks >= u64::from(sweep.limit);
+    let mut walk = Walk::new(session.catalog.topics(), place, sweep.limit);
+    swept.chunks = retire(session, &mut walk).await?;
+    swept.more |= walk.is_cut_short() && swept.chunks > 0;
     expire_entries(session, sweep.limit).await?;
     let all = session.catalog.clone();
     let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
     let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
     let old_dead = mend::with_old_dead(session).await?;
-    Ok((swept, Rest { ended, old_dead }))
+    Ok((swept, Rest { place: walk.place(), ended, old_dead }))
 }
 
 async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
@@ -185,37 +188,39 @@ async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
     session.rows(sql).await?.iter().map(|row| Ok(SubscriptionId(row.int(0)?))).collect()
 }
 
-/// Removes chunks past their retention, oldest first. What a slice refers to, or a back-fill has still to read, stays.
+/// Removes chunks past their retention. What a slice refers to, or a back-fill has still to read, stays.
 ///
 /// Found first, then locked, and judged again by a statement after that: a resend that was faster holds the chunk, and its slice is
 /// visible only to a statement that begins after it.
-async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
-    let catalog = session.catalog.clone();
-    let mut topics: Vec<&Topic> = catalog.topics().iter().collect();
-    topics.sort_by_key(|topic| topic.id);
-    let mut removed = 0;
-    for topic in topics {
-        let left = u64::from(limit).saturating_sub(removed);
-        let oldest = session.now.0.saturating_sub(millis(topic.retention));
-        if left == 0 || !is_due(session, topic.id, oldest).await? {
-            continue;
-        }
-        let find = format!(
-            "SELECT c.chunk FROM tramline_chunk c FORCE INDEX (tramline_chunk_topic) WHERE c.topic = {0} \
-             AND c.emitted_at < {oldest} AND c.chunk < COALESCE((SELECT MIN(st.backfill_next) \
-             FROM tramline_subscription_topic st WHERE st.topic = {0} AND st.backfill_next <= st.backfill_until), {1}) \
-             AND {UNUSED} ORDER BY c.topic, c.chunk LIMIT {left}",
-            topic.id.0,
-            i64::MAX
+async fn retire(session: &mut Session<'_>, walk: &mut Walk) -> Result<u64> {
+    let mut free: Vec<i64> = Vec::new();
+    while let Some(stretch) = walk.stretch() {
+        let look = format!(
+            "SELECT c.chunk, c.emitted_at, c.emitted_at < {oldest} AND {UNUSED} FROM (SELECT o.chunk, o.emitted_at \
+             FROM tramline_chunk o FORCE INDEX (tramline_chunk_topic) WHERE o.topic = {topic} AND o.chunk >= {from} \
+             AND o.chunk < COALESCE((SELECT MIN(st.backfill_next) FROM tramline_subscription_topic st \
+             WHERE st.topic = {topic} AND st.backfill_next <= st.backfill_until), {end}) \
+             ORDER BY o.topic, o.chunk LIMIT {most}) c ORDER BY c.chunk",
+            oldest = stretch.oldest(session.now).0,
+            topic = stretch.topic.0,
+            from = stretch.from.0,
+            end = i64::MAX,
+            most = stretch.most
         );
-        let found = numbers(&session.rows(find).await?)?;
-        if found.is_empty() {
-            continue;
+        let mut seen = Vec::new();
+        for row in &session.rows(look).await? {
+            let (chunk, emitted_at) = (ChunkId(row.int(0)?), Time(row.int(1)?));
+            seen.push(Seen { chunk, emitted_at, free: row.int(2)? != 0 });
         }
-        let locked = numbers(&session.rows(lock_chunks_sql(found, "FOR UPDATE SKIP LOCKED")).await?)?;
-        removed += remove_chunks(session, locked).await?.0;
+        let looked = stretch.look(session.now, seen);
+        free.extend(looked.free.iter().map(|chunk| chunk.0));
+        walk.pass(&stretch, &looked);
     }
-    Ok(removed)
+    if free.is_empty() {
+        return Ok(0);
+    }
+    let locked = numbers(&session.rows(lock_chunks_sql(free, "FOR UPDATE SKIP LOCKED")).await?)?;
+    Ok(remove_chunks(session, locked).await?.0)
 }
 
 /// Removes those of the locked chunks that nothing refers to, and goes on counting their events. Gives how many chunks, and how
@@ -250,16 +255,6 @@ pub(super) async fn remove_chunks(session: &mut Session<'_>, locked: Vec<i64>) -
 
 pub(super) fn numbers(rows: &super::Rows) -> Result<Vec<i64>> {
     rows.iter().map(|row| row.int(0)).collect()
-}
-
-/// True if the oldest chunk of a topic is past its retention. Chunks ascend in time, so nothing else has to be read.
-async fn is_due(session: &mut Session<'_>, topic: TopicId, oldest: i64) -> Result<bool> {
-    let sql = format!(
-        "SELECT emitted_at FROM tramline_chunk FORCE INDEX (tramline_chunk_topic) WHERE topic = {} \
-         ORDER BY topic, chunk LIMIT 1",
-        topic.0
-    );
-    session.rows(sql).await?.first().map_or(Ok(false), |row| Ok(row.int(0)? < oldest))
 }
 
 async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {

@@ -78,6 +78,13 @@ pub(super) async fn lock_catalog(session: &mut Session<'_>) -> Result<()> {
     session.all(query).await.map(|_| ())
 }
 
+/// As [`lock_catalog`], without waiting. False if another transaction has it. The caller's own transaction may have it already.
+pub(super) async fn try_lock_catalog(session: &mut Session<'_>) -> Result<bool> {
+    let query =
+        session.query("SELECT value FROM tramline_meta WHERE name = 'catalog' FOR UPDATE SKIP LOCKED");
+    Ok(!session.all(query).await?.is_empty())
+}
+
 /// Keeps emits away from topics until the transaction ends; waits for those under way. Sorted, so that two changes
 /// never wait in a circle. New emits queue behind a waiting change, so it must not wait long: see [`super::PATIENCE`].
 pub(super) async fn lock_topics(session: &mut Session<'_>, topics: &BTreeSet<TopicId>) -> Result<()> {
@@ -99,13 +106,16 @@ pub(super) async fn create_missing(session: &mut Session<'_>, names: &[&str]) ->
     let catalog = session.catalog.clone();
     let missing: BTreeSet<&str> =
         names.iter().copied().filter(|name| catalog.topic(name).is_none()).collect();
+    if missing.is_empty() {
+        return Ok(false);
+    }
+    // Before the names are taken: somebody's open transaction may have this lock, and need one of the names.
+    lock_catalog(session).await?;
     for name in &missing {
         insert_topic(session, name, &TopicSettings::default()).await?;
     }
-    if !missing.is_empty() {
-        changed(session).await?;
-    }
-    Ok(!missing.is_empty())
+    changed(session).await?;
+    Ok(true)
 }
 
 /// `None` when another process created it first.

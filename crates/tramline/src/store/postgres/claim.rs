@@ -166,7 +166,7 @@ async fn take_limited(
     if raw.limited && raw.next_due.is_none() {
         raw.next_due = match policy.is_ordered() {
             true => order::next_due(session, claim.subscription).await?,
-            false => next_due(session, claim.subscription).await?,
+            false => ahead(session, claim.subscription).await?.next_due,
         };
     }
     Ok(())
@@ -267,12 +267,13 @@ async fn unordered(
     raw: &mut RawClaim,
 ) -> Result<()> {
     let id = claim.subscription;
+    let limited = crowd.is_some();
     let mut suspects = outlook.suspects;
     if outlook.expired {
         suspects |= expire_leases(session, id, policy, &[State::Leased, State::Consumed]).await?.suspects;
     }
     raw.suspects_wait = suspects && claim.suspects == Suspects::Leave;
-    let many = if crowd.is_some() { EXPIRED } else { 1 };
+    let many = if limited { EXPIRED } else { 1 };
     let suspects = match suspects && claim.suspects == Suspects::TakeOne {
         true => due(session, id, State::Suspect, many).await?,
         false => Vec::new(),
@@ -293,8 +294,10 @@ async fn unordered(
         None => take_ready(session, id, taker, raw).await?,
     }
     if !taker.is_full() {
-        let next = next_due(session, id).await?;
-        raw.next_due = [raw.next_due, next].into_iter().flatten().min();
+        let ahead = ahead(session, id).await?;
+        raw.next_due = [raw.next_due, ahead.next_due].into_iter().flatten().min();
+        // Under a limit, what is due may have to wait for that.
+        raw.passed_over = ahead.is_due && !limited;
     }
     Ok(())
 }
@@ -407,12 +410,23 @@ pub(super) async fn interrupt(session: &mut Session<'_>, id: SubscriptionId) -> 
     Ok(ended.count as i64 >= EXPIRED)
 }
 
-/// The next time at which something becomes due: a delay or a lease that ends. One index probe per state and priority.
-async fn next_due(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
-    let sql = "SELECT min(f.pos) FROM generate_series(0, 9) AS p(rank), unnest('{0,1,7}'::smallint[]) AS t(state) \
+/// What is left for later claims.
+struct Ahead {
+    /// The next time at which something becomes due: a delay or a lease that ends.
+    next_due: Option<Time>,
+    /// Something is ready and due already.
+    is_due: bool,
+}
+
+/// One index probe per state and priority.
+async fn ahead(session: &mut Session<'_>, id: SubscriptionId) -> Result<Ahead> {
+    let sql = "SELECT (SELECT min(f.pos) FROM generate_series(0, 9) AS p(rank), unnest('{0,1,7}'::smallint[]) AS t(state) \
                CROSS JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 \
-               AND s.state = t.state AND s.lane = 0 AND s.rank = p.rank AND s.pos > $2 ORDER BY s.pos LIMIT 1) f";
-    let query = session.query(sql).bind(id.0).bind(session.now.0);
-    let next: Option<i64> = query.fetch_one(&mut *session.conn).await?.try_get(0)?;
-    Ok(next.map(Time))
+               AND s.state = t.state AND s.lane = 0 AND s.rank = p.rank AND s.pos > $2 ORDER BY s.pos LIMIT 1) f), \
+               EXISTS (SELECT 1 FROM generate_series(0, 9) AS p(rank) CROSS JOIN LATERAL (SELECT 1 FROM tramline_slice s \
+               WHERE s.subscription = $1 AND s.state = 0 AND s.lane = 0 AND s.rank = p.rank \
+               AND s.pos <= $2 AND s.pos > $3 LIMIT 1) f)";
+    let query = session.query(sql).bind(id.0).bind(session.now.0).bind(session.floor.0);
+    let row = query.fetch_one(&mut *session.conn).await?;
+    Ok(Ahead { next_due: row.try_get::<Option<i64>, _>(0)?.map(Time), is_due: row.try_get(1)? })
 }

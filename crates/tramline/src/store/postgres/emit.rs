@@ -2,20 +2,19 @@
 
 use super::PostgresStore;
 use super::session::{BY_INDEX, Begin, CatalogCache, Planner, Session};
-use super::step::{lost_against_another, waited_too_long};
+use super::step::{Tries, lost_against_another};
 use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
-use crate::model::id::{ChunkId, TopicId};
+use crate::model::id::ChunkId;
 use crate::model::time::{Time, millis};
 use crate::model::unique::check_unit;
 use crate::plan::emit::{ChunkPlan, EmitPlan, HeadPlan, Link, Place};
 use crate::store::catalog::Catalog;
-use crate::store::emit::{Answers, Stored, TRIES, busy, families, named, needs_steps, restless};
+use crate::store::emit::{Stored, TRIES, needs_steps, restless};
 use crate::store::verbs::{Emission, Emit};
-use futures_util::future::join_all;
 use sqlx::{PgConnection, Row};
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -59,50 +58,9 @@ impl PostgresStore {
         Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(restless()))).collect())
     }
 
-    /// Together if possible. Units whose keys are locked by somebody else's open transaction are set aside: the others go
-    /// on at once, and those wait for longer, each key for itself.
-    async fn emit_all(&self, units: &[Vec<Event>], group: Vec<usize>, now: Option<Time>) -> Answers {
-        let error = match self.emit_together(units, &group, now, GROUP_WAIT).await {
-            Ok(answers) => return group.into_iter().zip(answers).collect(),
-            Err(error) => error,
-        };
-        if !waited_too_long(&error) && !lost_against_another(&error) {
-            return group.into_iter().map(|at| (at, Err(error.share()))).collect();
-        }
-        tracing::debug!(units = group.len(), "keys are locked by another transaction; emits are set aside");
-        let locked = self.locked_keys(group.iter().flat_map(|at| &units[*at])).await.unwrap_or_default();
-        let (free, stuck) = families(units, group, &locked);
-        let stuck = join_all(stuck.into_iter().map(|family| self.emit_family(units, family, now)));
-        let (mut answers, stuck) = tokio::join!(self.emit_free(units, free, now), stuck);
-        answers.extend(stuck.into_iter().flatten());
-        answers
-    }
-
-    /// Units whose keys nobody had locked a moment ago. If one is locked by now, they take their turn like the others.
-    async fn emit_free(&self, units: &[Vec<Event>], free: Vec<usize>, now: Option<Time>) -> Answers {
-        match self.emit_together(units, &free, now, GROUP_WAIT).await {
-            Ok(answers) => free.into_iter().zip(answers).collect(),
-            Err(error) if waited_too_long(&error) => self.emit_family(units, free, now).await,
-            Err(error) => free.into_iter().map(|at| (at, Err(error.share()))).collect(),
-        }
-    }
-
-    /// Units that wait for the same key. Only so many connections may wait that others are left.
-    async fn emit_family(&self, units: &[Vec<Event>], family: Vec<usize>, now: Option<Time>) -> Answers {
-        let result = match tokio::time::timeout(LONG_WAIT, self.waiting.acquire()).await {
-            Ok(_permit) => self.emit_together(units, &family, now, LONG_WAIT).await,
-            Err(_) => Err(busy()),
-        };
-        match result {
-            Ok(answers) => family.into_iter().zip(answers).collect(),
-            Err(error) if waited_too_long(&error) => family.into_iter().map(|at| (at, Err(busy()))).collect(),
-            Err(error) => family.into_iter().map(|at| (at, Err(error.share()))).collect(),
-        }
-    }
-
     /// A group in one transaction, or an error and none of it. A connection that is lost leaves open whether it was stored;
     /// that is for the caller to decide, so nothing is repeated here but what the server undid.
-    async fn emit_together(
+    pub(super) async fn emit_together(
         &self,
         units: &[Vec<Event>],
         group: &[usize],
@@ -137,7 +95,7 @@ impl PostgresStore {
         wait: Duration,
     ) -> Result<Vec<Result<Emission>>> {
         for _ in 0..TRIES {
-            self.create_topics(units.iter().flatten().map(Event::topic)).await?;
+            self.create_topics(units.iter().flatten().map(Event::topic), Tries::few(), wait).await?;
             let mut conn = self.connection().await?;
             let catalog = self.catalog(&mut conn).await?;
             let Some(plan) = self.plan(units, &catalog) else { continue };
@@ -186,7 +144,7 @@ impl PostgresStore {
             let Some(plan) = self.plan(units, &catalog) else {
                 // The shared cache may know a topic that is gone.
                 self.cache.set(Arc::default());
-                self.create_topics(units.iter().flatten().map(Event::topic)).await?;
+                self.create_topics_for(&mut session, units.iter().flatten().map(Event::topic)).await?;
                 cache.set(Arc::default());
                 continue;
             };
@@ -298,35 +256,6 @@ impl PostgresStore {
         let Some(chunk) = row.try_get::<Option<i64>, _>(1)? else { return Ok(None) };
         let heads = row.try_get::<Option<i64>, _>(2)?.into_iter().collect();
         Ok(Some(Stored { chunks: vec![ChunkId(chunk)], heads }))
-    }
-
-    /// Which keys of events somebody else has locked at this moment. Nothing stays locked.
-    async fn locked_keys(
-        &self,
-        events: impl Iterator<Item = &Event> + Send,
-    ) -> Result<HashSet<(TopicId, String)>> {
-        let mut tx = self.begin().await?;
-        let mut session = Session::new(&mut tx, &self.texts, &self.cache, Begin::default()).await?;
-        let keys: BTreeSet<(TopicId, String)> =
-            events.filter_map(|event| named(event, &session.catalog)).collect();
-        let all = "SELECT h.topic, h.key FROM unnest($1::bigint[], $2::text[]) AS u(topic, key) \
-                   JOIN tramline_head h ON h.topic = u.topic AND h.key = u.key";
-        let free = "SELECT h.topic, h.key FROM unnest($1::bigint[], $2::text[]) AS u(topic, key) \
-                    JOIN tramline_head h ON h.topic = u.topic AND h.key = u.key FOR UPDATE OF h SKIP LOCKED";
-        let mut found: Vec<HashSet<(TopicId, String)>> = Vec::new();
-        for sql in [all, free] {
-            let query = session
-                .query(sql)
-                .bind(keys.iter().map(|(topic, _)| topic.0).collect::<Vec<i64>>())
-                .bind(keys.iter().map(|(_, key)| key.clone()).collect::<Vec<String>>());
-            let mut set = HashSet::new();
-            for row in session.all(query).await? {
-                set.insert((TopicId(row.try_get(0)?), row.try_get(1)?));
-            }
-            found.push(set);
-        }
-        tx.rollback().await?;
-        Ok(&found[0] - &found[1])
     }
 }
 

@@ -4,12 +4,13 @@
 use super::PostgresStore;
 use super::emit::With;
 use super::session::{Begin, Session};
+use super::step::Tries;
 use super::tally::place::place;
 use super::unique;
 use crate::error::{Error, Result};
 use crate::model::event::Event;
 use crate::model::id::TopicId;
-use crate::model::time::{Time, millis};
+use crate::model::time::Time;
 use crate::plan::emit::EmitPlan;
 use crate::store::catalog::Catalog;
 use crate::store::emit::{Stored, TRIES, Units, restless};
@@ -31,12 +32,9 @@ impl PostgresStore {
         wait: Duration,
     ) -> Result<Vec<Result<Emission>>> {
         for _ in 0..TRIES {
-            self.create_topics(units.iter().flatten().map(Event::topic)).await?;
+            self.create_topics(units.iter().flatten().map(Event::topic), Tries::few(), wait).await?;
             let mut tx = self.begin().await?;
-            let wait_ms = format!("SET LOCAL lock_timeout = {}", millis(wait));
-            sqlx::raw_sql(sqlx::AssertSqlSafe(wait_ms)).execute(&mut *tx).await?;
-            let begin = Begin { now, ..Begin::default() };
-            let mut session = Session::new(&mut tx, &self.texts, &self.cache, begin).await?;
+            let mut session = self.hasty(&mut tx, Begin::reading(now), wait).await?;
             let answers = self.emit_by_steps_in(&mut session, units).await?;
             if let Some(answers) = answers {
                 tx.commit().await?;

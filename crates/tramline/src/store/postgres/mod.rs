@@ -12,6 +12,7 @@
 //! Nothing is kept in a database session: every step is one transaction, all settings are local to it, and advisory
 //! locks end with it. So the store also works behind a pooler that gives out connections by the transaction.
 
+mod aside;
 mod catalog;
 mod claim;
 mod compact;
@@ -49,17 +50,18 @@ pub use options::PostgresOptions;
 use crate::error::Result;
 use crate::model::event::Event;
 use crate::model::id::TopicId;
-use crate::model::time::Time;
+use crate::model::time::{Time, millis};
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
+use crate::store::retention::Round;
 use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Claim, Emission, Settle, Settled};
 use floor::Floors;
 use session::{BY_INDEX_FOR_EVER, Begin, CatalogCache, Planner, Session, Texts};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Transaction};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -72,7 +74,7 @@ const ACQUIRE: Duration = Duration::from_secs(10);
 /// A connection that was idle for longer is tried out before it is used: the server may have gone meanwhile.
 const STALE: Duration = Duration::from_secs(1);
 /// How long a change of topics or subscriptions waits for emits under way, at a time. New emits wait behind it.
-const PATIENCE: &str = "SET LOCAL lock_timeout = '1s'";
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A PostgreSQL database.
 #[derive(Debug)]
@@ -86,10 +88,13 @@ pub struct PostgresStore {
     cache: CatalogCache,
     proven: Proven,
     floors: Floors,
+    round: Round,
     /// Spreads events without a key over the lanes.
     spread: AtomicU64,
     /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
     waiting: Semaphore,
+    /// The one emit that may wait until it can create topics.
+    creating: Semaphore,
 }
 
 impl PostgresStore {
@@ -138,8 +143,10 @@ impl PostgresStore {
             cache: CatalogCache::default(),
             proven: Proven::default(),
             floors: Floors::default(),
+            round: Round::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
+            creating: Semaphore::new(1),
         })
     }
 
@@ -175,7 +182,7 @@ impl PostgresStore {
 
     /// Emits in the caller's own transaction. Nothing is stored unless the caller commits; then it should wake the workers
     /// with what the emission names. The keys of the events stay locked until then, so keep it short. Unknown topics are
-    /// created at once, whatever becomes of the transaction.
+    /// created at once, whatever becomes of the transaction; unless it has created topics itself, with `tramline_emit`.
     ///
     /// # Errors
     /// `Invalid` or `TooLarge` for impossible events, `Conflict` for a reused idempotency key. After `Unavailable` the
@@ -245,14 +252,20 @@ impl PostgresStore {
         Ok(catalog)
     }
 
-    /// Creates the topics that are not known yet.
-    async fn create_topics<'a>(&self, names: impl Iterator<Item = &'a str> + Clone + Send) -> Result<()> {
+    /// Creates the topics that are not known yet. A transaction that has created one, and is still open, is waited for, but not
+    /// for longer than `wait`: that is the time for which one step may wait.
+    async fn create_topics<'a>(
+        &self,
+        names: impl Iterator<Item = &'a str> + Clone + Send,
+        tries: Tries,
+        wait: Duration,
+    ) -> Result<()> {
         let known = self.cache.get();
         if names.clone().all(|name| known.topic(name).is_some()) {
             return Ok(());
         }
         let names: Vec<&str> = names.collect();
-        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| {
+        step!(self, tries, |tx| self.hasty(tx, Begin::reading(None), wait), |session| {
             catalog::create_missing(session, &names)
         })?;
         // Emits look into the cache: it has to know the new topics.
@@ -276,7 +289,18 @@ impl PostgresStore {
 
     /// A session that does not wait long for a lock.
     async fn patient<'c>(&'c self, tx: &'c mut PgConnection, begin: Begin) -> Result<Session<'c>> {
-        sqlx::raw_sql(PATIENCE).execute(&mut *tx).await?;
+        self.hasty(tx, begin, PATIENCE).await
+    }
+
+    /// A session that waits so long for a lock.
+    async fn hasty<'c>(
+        &'c self,
+        tx: &'c mut PgConnection,
+        begin: Begin,
+        wait: Duration,
+    ) -> Result<Session<'c>> {
+        let sql = format!("SET LOCAL lock_timeout = {}", millis(wait));
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await?;
         self.session(tx, begin).await
     }
 

@@ -7,7 +7,7 @@ use super::step::{Tries, lost_against_another, step, waited_too_long};
 use crate::error::Result;
 use crate::model::event::Event;
 use crate::model::schedule::StoredSchedule;
-use crate::model::time::{Time, millis};
+use crate::model::time::Time;
 use crate::plan::schedule::ScheduleRow;
 use crate::store::emit::{TRIES, restless};
 use crate::store::schedule::{self, Columns, Running, Sent, moved, unknown};
@@ -95,13 +95,12 @@ impl PostgresStore {
     async fn run_together(&self, which: Which<'_>, now: Option<Time>) -> Result<(Ticked, Vec<Emission>)> {
         for _ in 0..TRIES {
             let mut tx = self.begin().await?;
-            let wait_ms = format!("SET LOCAL lock_timeout = {}", millis(which.patience()));
-            sqlx::raw_sql(sqlx::AssertSqlSafe(wait_ms)).execute(&mut *tx).await?;
-            let mut session = self.session(&mut tx, Begin::reading(now)).await?;
+            let mut session = self.hasty(&mut tx, Begin::reading(now), which.patience()).await?;
             let running = lock(&mut session, which).await?;
             if running.events.iter().any(|event| session.catalog.topic(&event.topic).is_none()) {
                 tx.rollback().await?;
-                self.create_topics(running.events.iter().map(Event::topic)).await?;
+                let topics = running.events.iter().map(Event::topic);
+                self.create_topics(topics, Tries::few(), which.patience()).await?;
                 continue;
             }
             let mut sent = Sent::default();

@@ -5,8 +5,8 @@ use super::floor::Way;
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    PostgresStore, catalog, claim, drops, look, push, remote, rules, schedule, settle, shed, sweep, tally,
-    token,
+    PATIENCE, PostgresStore, catalog, claim, drops, look, push, remote, rules, schedule, settle, shed, sweep,
+    tally, token,
 };
 use crate::error::{Kind, Result};
 use crate::model::dropped::DropRecord;
@@ -73,7 +73,7 @@ impl Store for PostgresStore {
             crate::model::name::check("topic", name)?;
         }
         let names = || put.topics.iter().map(String::as_str);
-        self.create_topics(names()).await?;
+        self.create_topics(names(), Tries::patient(), PATIENCE).await?;
         let topics = |catalog: &Catalog| touched(catalog, &put.name, names());
         let subscription =
             step!(self, Tries::patient(), |tx| self.changing(tx, put.now, topics), |session| {
@@ -112,14 +112,14 @@ impl Store for PostgresStore {
 
     async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
         let begin = Begin::reading(set.now);
-        step!(self, Tries::patient(), |tx| self.session(tx, begin), |session| rules::set_by_pattern(
+        step!(self, Tries::patient(), |tx| self.patient(tx, begin), |session| rules::set_by_pattern(
             session, &set
         ))
     }
 
     async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
         let begin = Begin::reading(remove.now);
-        step!(self, Tries::patient(), |tx| self.session(tx, begin), |session| rules::remove_by_pattern(
+        step!(self, Tries::patient(), |tx| self.patient(tx, begin), |session| rules::remove_by_pattern(
             session, &remove
         ))
     }
@@ -480,8 +480,9 @@ impl Store for PostgresStore {
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         let begin = Begin::reading(sweep.now);
         let (mut swept, rest) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
-            sweep::sweep(session, &sweep)
+            sweep::sweep(session, &sweep, self.round.place())
         })?;
+        self.round.go_on_at(rest.place);
         for id in rest.ended {
             let begin = Begin::writing(sweep.now, id);
             let interrupted =

@@ -12,13 +12,14 @@ use super::rules;
 use super::session::Session;
 use super::unique;
 use crate::error::Result;
-use crate::model::id::{Incarnation, SubscriptionId, TopicId};
-use crate::model::subscription::Topic;
-use crate::model::time::millis;
+use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
+use crate::model::time::Time;
 use crate::store::backfill::slices_of;
 use crate::store::mend;
+use crate::store::retention::{Place, Seen, Walk};
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 use std::collections::BTreeSet;
 
 /// How many chunks one step of a back-fill writes.
@@ -80,8 +81,9 @@ async fn bury(session: &mut Session<'_>, owner: Incarnation) -> Result<BTreeSet<
 }
 
 /// What a sweep has still to do, one step for each subscription, because it writes slices.
-#[derive(Default)]
 pub(super) struct Rest {
+    /// Where the next one goes on with retention.
+    pub(super) place: Place,
     /// At most once: claims have ended. See [`super::claim::interrupt`].
     pub(super) ended: Vec<SubscriptionId>,
     /// Dead events were kept for long enough. See [`crate::store::mend::expire_dead`].
@@ -89,7 +91,7 @@ pub(super) struct Rest {
 }
 
 /// All but what writes slices.
-pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(Swept, Rest)> {
+pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep, place: Place) -> Result<(Swept, Rest)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
     if let Some(dead_after) = sweep.dead_after {
@@ -108,14 +110,15 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep) -> Result<(S
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
     swept.more |= erase(session, sweep.limit).await?;
-    swept.chunks = retire(session, sweep.limit).await?;
-    swept.more |= swept.chunks >= u64::from(sweep.limit);
+    let mut walk = Walk::new(session.catalog.topics(), place, sweep.limit);
+    swept.chunks = retire(session, &mut walk).await?;
+    swept.more |= walk.is_cut_short() && swept.chunks > 0;
     expire_entries(session, sweep.limit).await?;
     let all = session.catalog.clone();
     let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
     let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
     let old_dead = mend::with_old_dead(session).await?;
-    Ok((swept, Rest { ended, old_dead }))
+    Ok((swept, Rest { place: walk.place(), ended, old_dead }))
 }
 
 async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
@@ -125,32 +128,44 @@ async fn backfills(session: &mut Session<'_>) -> Result<Vec<SubscriptionId>> {
     session.all(query).await?.iter().map(|row| Ok(SubscriptionId(row.try_get(0)?))).collect()
 }
 
-/// Removes chunks past their retention, oldest first. What a slice refers to, or a back-fill has still to read, stays.
+/// Removes chunks past their retention. What a slice refers to, or a back-fill has still to read, stays.
 ///
 /// Locked first and judged again by a second statement: a resend that was faster holds the chunk, and its slice is
 /// visible only to a statement that begins after it.
-async fn retire(session: &mut Session<'_>, limit: u32) -> Result<u64> {
-    let choose = "SELECT c.chunk FROM tramline_chunk c WHERE c.topic = $1 AND c.emitted_at < $2 \
-                  AND c.chunk < coalesce((SELECT min(st.backfill_next) FROM tramline_subscription_topic st \
-                      WHERE st.topic = $1 AND st.backfill_next <= st.backfill_until), 9223372036854775807) \
-                  AND NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk) \
-                  ORDER BY c.topic, c.chunk LIMIT $3 FOR UPDATE OF c SKIP LOCKED";
-    let catalog = session.catalog.clone();
-    let mut topics: Vec<&Topic> = catalog.topics().iter().collect();
-    topics.sort_by_key(|topic| topic.id);
-    let mut removed = 0;
-    for topic in topics {
-        let left = i64::from(limit) - removed;
-        let oldest = session.now.0.saturating_sub(millis(topic.retention));
-        if left <= 0 || !is_due(session, topic.id, oldest).await? {
-            continue;
-        }
-        let query = session.query(choose).bind(topic.id.0).bind(oldest).bind(left);
+async fn retire(session: &mut Session<'_>, walk: &mut Walk) -> Result<u64> {
+    let look = "SELECT c.chunk, c.emitted_at, c.emitted_at < $5 \
+                AND NOT EXISTS (SELECT 1 FROM tramline_slice s WHERE s.chunk = c.chunk) \
+                FROM (SELECT o.chunk, o.emitted_at FROM tramline_chunk o WHERE o.topic = $1 AND o.chunk >= $2 \
+                AND o.chunk < coalesce((SELECT min(st.backfill_next) FROM tramline_subscription_topic st \
+                WHERE st.topic = $1 AND st.backfill_next <= st.backfill_until), $3) \
+                ORDER BY o.topic, o.chunk LIMIT $4) c ORDER BY c.chunk";
+    let lock = "SELECT c.chunk FROM tramline_chunk c WHERE c.chunk = ANY($1) ORDER BY c.chunk FOR UPDATE SKIP LOCKED";
+    let mut free: Vec<i64> = Vec::new();
+    while let Some(stretch) = walk.stretch() {
+        let query = session
+            .query(look)
+            .bind(stretch.topic.0)
+            .bind(stretch.from.0)
+            .bind(i64::MAX)
+            .bind(i64::from(stretch.most))
+            .bind(stretch.oldest(session.now).0);
         let rows = session.all(query).await?;
-        let chosen: Vec<i64> = rows.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_>>()?;
-        removed += remove_chunks(session, chosen).await?.0 as i64;
+        let seen: Vec<Seen> = rows.iter().map(seen).collect::<Result<_>>()?;
+        let looked = stretch.look(session.now, seen);
+        free.extend(looked.free.iter().map(|chunk| chunk.0));
+        walk.pass(&stretch, &looked);
     }
-    Ok(removed.cast_unsigned())
+    if free.is_empty() {
+        return Ok(0);
+    }
+    let query = session.query(lock).bind(free);
+    let rows = session.all(query).await?;
+    let locked: Vec<i64> = rows.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_>>()?;
+    Ok(remove_chunks(session, locked).await?.0)
+}
+
+fn seen(row: &PgRow) -> Result<Seen> {
+    Ok(Seen { chunk: ChunkId(row.try_get(0)?), emitted_at: Time(row.try_get(1)?), free: row.try_get(2)? })
 }
 
 /// Removes those of the locked chunks that nothing refers to, and goes on counting their events. Gives how many chunks, and how
@@ -178,16 +193,6 @@ pub(super) async fn remove_chunks(session: &mut Session<'_>, chunks: Vec<i64>) -
     let query = session.query(sql).bind(topics).bind(counts);
     session.run(query).await?;
     Ok((removed.cast_unsigned(), events.cast_unsigned()))
-}
-
-/// True if the oldest chunk of a topic is past its retention. Chunks ascend in time, so nothing else has to be read.
-async fn is_due(session: &mut Session<'_>, topic: TopicId, oldest: i64) -> Result<bool> {
-    let sql = "SELECT emitted_at FROM tramline_chunk WHERE topic = $1 ORDER BY topic, chunk LIMIT 1";
-    let query = session.query(sql).bind(topic.0);
-    match session.all(query).await?.first() {
-        Some(row) => Ok(row.try_get::<i64, _>(0)? < oldest),
-        None => Ok(false),
-    }
 }
 
 async fn expire_entries(session: &mut Session<'_>, limit: u32) -> Result<()> {

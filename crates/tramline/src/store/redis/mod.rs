@@ -62,6 +62,7 @@ use crate::error::Result;
 use crate::model::id::Incarnation;
 use crate::store::catalog::CatalogCache;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
+use crate::store::retention::Round;
 use link::Link;
 use session::{Numbers, Session};
 
@@ -72,6 +73,7 @@ pub struct RedisStore {
     options: RedisOptions,
     cache: CatalogCache,
     numbers: Numbers,
+    round: Round,
     /// Names this store among all that are open on the server.
     incarnation: Incarnation,
 }
@@ -90,6 +92,7 @@ impl RedisStore {
             options,
             cache: CatalogCache::default(),
             numbers: Numbers::default(),
+            round: Round::default(),
             incarnation: Incarnation::random(),
         };
         store.write(None, opening::mark).await?;

@@ -16,8 +16,9 @@ use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
 use crate::model::lane::Lane;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Subscription;
-use crate::model::time::{Time, millis};
+use crate::model::time::Time;
 use crate::store::backfill::slices_of;
+use crate::store::retention::{Looked, Seen, Stretch, Walk};
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
 use std::collections::BTreeSet;
 
@@ -102,8 +103,7 @@ impl RedisStore {
         swept.wake = wake.into_iter().collect();
         // First what was deleted: it may be all that keeps chunks past their retention.
         swept.more |= self.in_steps(now, sweep.limit, erase::erase).await?;
-        swept.chunks = self.retire(now, sweep.limit).await?;
-        swept.more |= swept.chunks >= u64::from(sweep.limit);
+        swept.more |= self.retire(now, sweep.limit, &mut swept.chunks).await?;
         self.write(now, |session: &Session<'_>| expire_entries(session, sweep.limit.min(STEP) as usize))
             .await?;
         Ok(swept)
@@ -164,52 +164,37 @@ impl RedisStore {
         Ok(true)
     }
 
-    /// Removes chunks past their retention, oldest first. What a slice refers to, or a back-fill has still to read, stays.
-    async fn retire(&self, now: Option<Time>, limit: u32) -> Result<u64> {
-        let mut removed = 0;
-        for topic in self.read(now, |session: &Session<'_>| Ok(session.catalog().topics().to_vec())).await? {
-            let mut from = Some(0);
-            while let Some(start) = from.filter(|_| removed < u64::from(limit)) {
-                let most = (u64::from(limit) - removed).min(u64::from(STEP)) as usize;
-                let step = |session: &Session<'_>| {
-                    let oldest = Time(session.now.0.saturating_sub(millis(topic.retention)));
-                    retire(session, topic.id, oldest, start, most)
-                };
-                let (gone, next) = self.write(now, step).await?;
-                removed += gone;
-                from = next;
-            }
+    /// Removes chunks past their retention, and counts them. What a slice refers to, or a back-fill has still to read, stays. True if
+    /// there may be more.
+    async fn retire(&self, now: Option<Time>, limit: u32, removed: &mut u64) -> Result<bool> {
+        let topics = self.read(now, |session: &Session<'_>| Ok(session.catalog().topics().to_vec())).await?;
+        let mut walk = Walk::new(&topics, self.round.place(), limit);
+        while let Some(stretch) = walk.stretch() {
+            let looked = self.write(now, |session: &Session<'_>| retire(session, &stretch)).await?;
+            *removed += looked.free.len() as u64;
+            walk.pass(&stretch, &looked);
         }
-        Ok(removed)
+        self.round.go_on_at(walk.place());
+        Ok(walk.is_cut_short() && *removed > 0)
     }
 }
 
-/// Removes some chunks of a topic, and gives how many, and from which chunk on to go on.
-fn retire(
-    session: &Session<'_>,
-    topic: TopicId,
-    oldest: Time,
-    from: i64,
-    most: usize,
-) -> Result<(u64, Option<i64>)> {
+/// Removes what can go of some chunks.
+fn retire(session: &Session<'_>, stretch: &Stretch) -> Result<Looked> {
+    let (topic, oldest) = (stretch.topic, stretch.oldest(session.now));
     let floor = backfill_floor(session, topic)?;
-    let page = logged(session, topic, from, floor, STEP as usize)?;
-    // Chunks ascend in time.
-    let old: Vec<Logged> = page.iter().copied().take_while(|logged| logged.emitted_at < oldest).collect();
+    let page = logged(session, topic, stretch.from.0, floor, stretch.most as usize)?;
+    let old: Vec<Logged> = page.into_iter().take_while(|logged| logged.emitted_at < oldest).collect();
     expect_slices(session, old.iter().map(|logged| logged.chunk))?;
-    let mut free = Vec::new();
-    let mut next = old.last().filter(|_| old.len() == STEP as usize).map(|last| last.chunk.0 + 1);
-    for logged in &old {
-        if free.len() == most {
-            next = Some(logged.chunk.0);
-            break;
-        }
-        if slices_at(session, logged.chunk)?.is_empty() {
-            free.push(*logged);
-        }
+    let mut seen = Vec::with_capacity(old.len());
+    for Logged { chunk, emitted_at, .. } in &old {
+        let free = slices_at(session, *chunk)?.is_empty();
+        seen.push(Seen { chunk: *chunk, emitted_at: *emitted_at, free });
     }
+    let looked = stretch.look(session.now, seen);
+    let free: Vec<Logged> = old.into_iter().filter(|one| looked.free.contains(&one.chunk)).collect();
     remove_chunks(session, topic, &free);
-    Ok((free.len() as u64, next))
+    Ok(looked)
 }
 
 fn backfills(session: &Session<'_>) -> Result<BTreeSet<SubscriptionId>> {

@@ -33,9 +33,16 @@ pub(super) type Answer = Result<Vec<Result<Emission>>>;
 /// Emits that wait for the writer.
 #[derive(Debug, Default)]
 pub(super) struct Group {
-    waiting: Mutex<VecDeque<Waiting>>,
+    line: Mutex<Line>,
     /// The writer, while it waits for so many.
     awaited: Mutex<Option<(Thread, usize)>>,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    waiting: VecDeque<Waiting>,
+    /// The writer has ended.
+    closed: bool,
 }
 
 /// An emit, and the caller who waits for it.
@@ -48,23 +55,33 @@ struct Waiting {
 }
 
 impl Group {
-    /// Joins those who wait. True: nobody did, so that the writer has to be told.
-    pub(super) fn join(&self, emit: Emit) -> (oneshot::Receiver<Answer>, bool) {
+    /// Joins those who wait. True: nobody did, so that the writer has to be told. `None` when there is no writer any more.
+    pub(super) fn join(&self, emit: Emit) -> Option<(oneshot::Receiver<Answer>, bool)> {
         let (tell, told) = oneshot::channel();
-        let mut waiting = self.waiting();
-        waiting.push_back(Waiting { emit, tell, runtime: Handle::try_current().ok() });
-        let count = waiting.len();
-        drop(waiting);
+        let mut line = self.line();
+        if line.closed {
+            return None;
+        }
+        line.waiting.push_back(Waiting { emit, tell, runtime: Handle::try_current().ok() });
+        let count = line.waiting.len();
+        drop(line);
         if let Some((writer, _)) = self.awaited().take_if(|(_, awaited)| count >= *awaited) {
             writer.unpark();
         }
-        (told, count == 1)
+        Some((told, count == 1))
+    }
+
+    /// The writer has ended: nobody can join any more, and whoever waits is told by the end of his channel.
+    pub(super) fn close(&self) {
+        let mut line = self.line();
+        line.closed = true;
+        line.waiting.clear();
     }
 
     /// Waits for those who were told a moment ago, as long as it took to write theirs and no longer: they are about to come again,
     /// and one large group costs less than two small ones. Who is alone, or among few, waits for nobody.
     pub(super) fn gather(&self, told: usize, took: Duration) {
-        let count = self.waiting().len();
+        let count = self.line().waiting.len();
         if count == 0 || count >= told || told <= FEW {
             return;
         }
@@ -74,12 +91,12 @@ impl Group {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.waiting().is_empty()
+        self.line().waiting.is_empty()
     }
 
     /// Takes what can be written in one step: emits at the same time of a test, and not too many.
     pub(super) fn take(&self) -> Taken {
-        let mut waiting = self.waiting();
+        let waiting = &mut self.line().waiting;
         let mut taken = Vec::with_capacity(waiting.len());
         let (mut events, mut bytes) = (0, 0);
         let now = waiting.front().and_then(|first| first.emit.now);
@@ -100,8 +117,8 @@ impl Group {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -227,5 +244,62 @@ impl Drop for Told {
             }
             is_gone |= tell.send(answer).is_err();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sqlite::{configure, migrate};
+    use bytes::Bytes;
+
+    fn emit(events: Vec<Event>) -> Emit {
+        Emit { units: vec![events], now: Some(Time(1_000)) }
+    }
+
+    fn heavy(mebibytes: usize) -> Vec<Event> {
+        vec![Event::new("t", Bytes::from(vec![0; 1 << 20])); mebibytes]
+    }
+
+    /// What is taken together, emit by emit, until nothing waits.
+    fn groups(emits: Vec<Emit>) -> Vec<usize> {
+        let group = Group::default();
+        let told: Vec<_> = emits.into_iter().map(|emit| group.join(emit).unwrap()).collect();
+        assert!(told[0].1 && told[1..].iter().all(|(_, is_first)| !is_first), "one hint is enough");
+        std::iter::from_fn(|| Some(group.take().len()).filter(|count| *count > 0)).collect()
+    }
+
+    #[test]
+    fn a_group_is_bounded_by_bytes_and_events_unless_one_emit_alone_has_more() {
+        assert_eq!(groups((0..6).map(|_| emit(heavy(1))).collect()), [3, 3]);
+        assert_eq!(groups(vec![emit(heavy(1)), emit(heavy(6)), emit(heavy(1))]), [1, 1, 1]);
+        let many = |count| emit(vec![Event::new("t", "x"); count]);
+        assert_eq!(groups(vec![many(MAX_EVENTS), many(1), many(MAX_EVENTS - 1), many(1)]), [1, 2, 1]);
+    }
+
+    /// Trap 5: one emit must not fail the others of its group.
+    #[test]
+    fn of_a_group_that_fails_only_those_fail_that_spoil_it() {
+        let conn = configure(Connection::open_in_memory().unwrap()).unwrap();
+        migrate::run(&conn).unwrap();
+        let cache = CatalogCache::default();
+        let keyed = |key: &str| Event::new("t", "x").idempotency_key(key);
+        for (good, bad, other) in [
+            (Event::new("t", "x"), Event::new("two words", "x"), Event::new("t", "x")),
+            (keyed("a"), Event::new("two words", "x").idempotency_key("b"), keyed("c")),
+        ] {
+            let group = Group::default();
+            for event in [good, bad, other] {
+                group.join(emit(vec![event])).unwrap();
+            }
+            conn.execute_batch("BEGIN IMMEDIATE").unwrap();
+            let answers = group.take().write(&conn, &cache).unwrap();
+            conn.execute_batch("COMMIT").unwrap();
+            let events = |at: usize| answers[at].as_ref().unwrap()[0].as_ref().unwrap().events.len();
+            assert_eq!((events(0), events(2)), (1, 1));
+            assert_eq!(answers[1].as_ref().unwrap_err().kind(), Kind::Invalid);
+        }
+        let count = conn.query_row("SELECT sum(count) FROM tramline_chunk", [], |row| row.get::<_, i64>(0));
+        assert_eq!(count.unwrap(), 4);
     }
 }

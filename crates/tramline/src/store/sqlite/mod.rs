@@ -47,6 +47,7 @@ use crate::error::{Error, Result};
 use crate::model::event::Event;
 use crate::model::time::Time;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
+use crate::store::retention::Round;
 use crate::store::verbs::{Emission, Settle, Settled};
 use readers::Readers;
 use rusqlite::config::DbConfig;
@@ -70,6 +71,7 @@ pub struct SqliteStore {
     readers: Option<Readers>,
     cache: Arc<CatalogCache>,
     path: Option<PathBuf>,
+    round: Round,
 }
 
 impl SqliteStore {
@@ -127,7 +129,8 @@ impl SqliteStore {
 
     fn start(conn: Connection, readers: Option<Readers>, path: Option<PathBuf>) -> Result<SqliteStore> {
         let cache = Arc::new(CatalogCache::default());
-        Ok(SqliteStore { writer: Writer::start(conn, cache.clone())?, readers, cache, path })
+        let writer = Writer::start(conn, cache.clone())?;
+        Ok(SqliteStore { writer, readers, cache, path, round: Round::default() })
     }
 
     /// The file, if it is one.

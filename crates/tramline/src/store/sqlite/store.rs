@@ -337,7 +337,11 @@ impl Store for SqliteStore {
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        self.write(Durable::Yes, sweep.now, move |session| sweep::sweep(session, &sweep)).await
+        let (now, place) = (sweep.now, self.round.place());
+        let step = move |session: &Session<'_>| sweep::sweep(session, &sweep, place);
+        let (swept, place) = self.write(Durable::Yes, now, step).await?;
+        self.round.go_on_at(place);
+        Ok(swept)
     }
 
     async fn size(&self) -> Result<StoreSize> {

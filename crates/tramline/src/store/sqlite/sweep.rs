@@ -14,8 +14,9 @@ use super::session::Session;
 use super::unique;
 use crate::error::Result;
 use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
-use crate::model::time::millis;
+use crate::model::time::Time;
 use crate::store::backfill::slices_of;
+use crate::store::retention::{Place, Seen, Walk};
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,7 +68,8 @@ fn bury(session: &Session<'_>, owner: Incarnation) -> Result<BTreeSet<Subscripti
     Ok(woken)
 }
 
-pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
+/// Retention begins at a place, and gives the one at which the next sweep goes on.
+pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep, place: Place) -> Result<(Swept, Place)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
     if let Some(dead_after) = sweep.dead_after {
@@ -95,10 +97,11 @@ pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep) -> Result<Swept> {
     swept.wake = wake.into_iter().collect();
     // First what was deleted: it may be all that keeps chunks past their retention.
     swept.more |= erase(session, sweep.limit)?;
-    swept.chunks = retire(session, sweep.limit)?;
-    swept.more |= swept.chunks >= u64::from(sweep.limit);
+    let mut walk = Walk::new(session.catalog.topics(), place, sweep.limit);
+    swept.chunks = retire(session, &mut walk)?;
+    swept.more |= walk.is_cut_short() && swept.chunks > 0;
     expire_entries(session, sweep.limit)?;
-    Ok(swept)
+    Ok((swept, walk.place()))
 }
 
 fn backfills(conn: &Connection) -> Result<Vec<SubscriptionId>> {
@@ -109,24 +112,30 @@ fn backfills(conn: &Connection) -> Result<Vec<SubscriptionId>> {
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Removes chunks past their retention, oldest first. What a slice refers to, or a back-fill has still to read, stays.
-fn retire(session: &Session<'_>, limit: u32) -> Result<u64> {
-    let sql = "SELECT chunk FROM tramline_chunk AS c WHERE topic = ? AND emitted_at < ? AND chunk < ? \
-               AND NOT EXISTS (SELECT 1 FROM tramline_slice AS s WHERE s.chunk = c.chunk) ORDER BY topic, chunk LIMIT ?";
+/// Removes chunks past their retention. What a slice refers to, or a back-fill has still to read, stays.
+fn retire(session: &Session<'_>, walk: &mut Walk) -> Result<u64> {
+    let sql = "SELECT chunk, emitted_at, NOT EXISTS (SELECT 1 FROM tramline_slice AS s WHERE s.chunk = c.chunk) \
+               FROM tramline_chunk AS c WHERE topic = ? AND chunk >= ? AND chunk < ? ORDER BY topic, chunk LIMIT ?";
     let mut removed = 0;
-    for topic in session.catalog.topics() {
-        let left = i64::from(limit) - removed;
-        let oldest = session.now.0.saturating_sub(millis(topic.retention));
-        if left <= 0 || !is_due(session.conn, topic.id, oldest)? {
-            continue;
-        }
-        let until = backfill_floor(session.conn, topic.id)?;
+    while let Some(stretch) = walk.stretch() {
+        let until = backfill_floor(session.conn, stretch.topic)?;
         let mut statement = session.conn.prepare_cached(sql)?;
-        let rows = statement.query_map([topic.id.0, oldest, until, left], |row| row.get(0))?;
-        let chunks: Vec<i64> = rows.collect::<rusqlite::Result<_>>()?;
-        removed += remove_chunks(session.conn, &chunks)?.0 as i64;
+        let values = [stretch.topic.0, stretch.from.0, until, i64::from(stretch.most)];
+        let rows = statement.query_map(values, |row| {
+            Ok(Seen { chunk: ChunkId(row.get(0)?), emitted_at: Time(row.get(1)?), free: row.get(2)? })
+        })?;
+        // Read one by one: what is behind the first young one costs nothing.
+        let mut failed = None;
+        let seen = rows.map_while(|row| row.map_err(|error| failed = Some(error)).ok());
+        let looked = stretch.look(session.now, seen);
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let chunks: Vec<i64> = looked.free.iter().map(|chunk| chunk.0).collect();
+        removed += remove_chunks(session.conn, &chunks)?.0;
+        walk.pass(&stretch, &looked);
     }
-    Ok(removed.cast_unsigned())
+    Ok(removed)
 }
 
 /// Removes chunks that nothing refers to, and goes on counting their events. Gives how many chunks, and how many events.
@@ -144,13 +153,6 @@ pub(super) fn remove_chunks(conn: &Connection, chunks: &[i64]) -> Result<(u64, u
         conn.prepare_cached(sql)?.execute([count, topic])?;
     }
     Ok((chunks.len() as u64, events.into_values().sum::<i64>().cast_unsigned()))
-}
-
-/// True if the oldest chunk of a topic is past its retention. Chunks ascend in time, so nothing else has to be read.
-fn is_due(conn: &Connection, topic: TopicId, oldest: i64) -> Result<bool> {
-    let sql = "SELECT emitted_at FROM tramline_chunk WHERE topic = ? ORDER BY chunk LIMIT 1";
-    let first: Option<i64> = conn.prepare_cached(sql)?.query_row([topic.0], |row| row.get(0)).optional()?;
-    Ok(first.is_some_and(|first| first < oldest))
 }
 
 pub(super) fn backfill_floor(conn: &Connection, topic: TopicId) -> Result<i64> {

@@ -59,7 +59,11 @@ impl Writer {
         let emits = Arc::new(Group::default());
         let group = emits.clone();
         let thread = std::thread::Builder::new().name("tramline-sqlite".into());
-        thread.spawn(move || write_all(&conn, &cache, &group, queue)).map_err(|error| {
+        let write = move || {
+            let open = Open(group);
+            write_all(&conn, &cache, &open.0, queue);
+        };
+        thread.spawn(write).map_err(|error| {
             Error::unavailable("the writing thread could not be started", "check the limits of the process")
                 .because(error)
         })?;
@@ -68,7 +72,7 @@ impl Writer {
 
     /// Stores events durably, together with what others emit at the same moment.
     pub(super) async fn emit(&self, emit: Emit) -> Emitted {
-        let (told, is_first) = self.emits.join(emit);
+        let (told, is_first) = self.emits.join(emit).ok_or_else(closed)?;
         if is_first && let Err(TrySendError::Closed(_)) = self.work.try_send(Work::Emits) {
             // A full queue is as good as a hint: the thread looks at the emits whenever it takes jobs.
             return Err(closed());
@@ -101,6 +105,15 @@ impl Writer {
 
 fn closed() -> Error {
     Error::unavailable("the store is closed", "open it again")
+}
+
+/// Emits are written as long as this lives. However the thread ends, be it by a panic, nobody waits for it any more.
+struct Open(Arc<Group>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 fn write_all(conn: &Connection, cache: &CatalogCache, emits: &Group, mut queue: mpsc::Receiver<Work>) {
@@ -209,4 +222,25 @@ pub(super) fn in_savepoint<T>(
     }
     conn.prepare_cached("RELEASE job")?.execute([])?;
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    /// The first emit after the end of the thread was refused but left in line, and the next ones relied on it to give the hint.
+    #[tokio::test]
+    async fn when_the_thread_has_died_every_emit_is_refused() {
+        let conn = Connection::open_in_memory().unwrap();
+        let writer = Writer::start(conn, Arc::default()).unwrap();
+        let died =
+            writer.run(Durable::No, |_| -> Result<()> { panic!("a job that panics, on purpose") }).await;
+        assert_eq!(died.unwrap_err().kind(), Kind::Unavailable);
+        for _ in 0..3 {
+            let emit = writer.emit(Emit { units: Vec::new(), now: None });
+            let refused = tokio::time::timeout(Duration::from_secs(30), emit).await.expect("an answer");
+            assert_eq!(refused.unwrap_err().kind(), Kind::Unavailable);
+        }
+    }
 }

@@ -57,6 +57,9 @@ pub struct Claimed {
     pub stopped_by: Option<RuleKind>,
     /// True while retained events of before the subscription are still being written into it.
     pub backfilling: bool,
+    /// True when something that is due was left because another transaction had it locked at this moment, perhaps only to look
+    /// at it: look again soon. Where there is order this is not told.
+    pub passed_over: bool,
     /// True when a limit of the subscription is why nothing more was taken.
     pub limited: bool,
     /// Tallies that have news, because an expired lease ended one of their items.

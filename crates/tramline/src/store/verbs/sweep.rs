@@ -78,7 +78,7 @@ pub struct RemoteWorker {
 pub struct Sweep {
     /// Workers without a sign of life for this long are dead; `None`: judge nobody.
     pub dead_after: Option<Duration>,
-    /// How many chunks (and expired entries of each kind) to remove at most.
+    /// How many chunks past their retention to look at, and how many expired entries of each kind to remove, at most.
     pub limit: u32,
     /// Test time.
     pub now: Option<Time>,
@@ -93,6 +93,7 @@ pub struct Swept {
     pub workers: u64,
     /// Subscriptions with work that became due, or that are being back-filled.
     pub wake: Vec<SubscriptionId>,
-    /// True when a limit was reached and another sweep would find more.
+    /// True when a limit was reached and another sweep would probably find more. What is only kept by a backlog is looked at
+    /// without hurry, some of it with every sweep.
     pub more: bool,
 }

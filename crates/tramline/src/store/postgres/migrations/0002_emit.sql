@@ -250,16 +250,23 @@ BEGIN
             HINT = 'pass something like {"trace": "abc"}';
     END IF;
 
-    SELECT t.id, t.lanes INTO topic_id, topic_lanes FROM tramline_topic t WHERE t.name = topic_name;
-    IF topic_id IS NULL THEN
-        INSERT INTO tramline_topic (name, lanes, retention_ms, created_at)
-        VALUES (topic_name, 32, 86400000, tramline_now()) ON CONFLICT DO NOTHING;
-        IF FOUND THEN
-            UPDATE tramline_meta m SET value = m.value + 1 WHERE m.name = 'catalog';
+    LOOP
+        SELECT t.id, t.lanes INTO topic_id, topic_lanes FROM tramline_topic t WHERE t.name = topic_name;
+        IF topic_id IS NULL THEN
+            -- First the version, as the library does: of two that create topics, one waits and has nothing yet that the other
+            -- could wait for.
+            PERFORM m.value FROM tramline_meta m WHERE m.name = 'catalog' FOR UPDATE;
+            INSERT INTO tramline_topic (name, lanes, retention_ms, created_at)
+            VALUES (topic_name, 32, 86400000, tramline_now()) ON CONFLICT DO NOTHING;
+            IF FOUND THEN
+                UPDATE tramline_meta m SET value = m.value + 1 WHERE m.name = 'catalog';
+            END IF;
+            CONTINUE;
         END IF;
-        SELECT t.id, t.lanes INTO STRICT topic_id, topic_lanes FROM tramline_topic t WHERE t.name = topic_name;
-    END IF;
-    PERFORM tramline_lock_topics(ARRAY[topic_id]);
+        PERFORM tramline_lock_topics(ARRAY[topic_id]);
+        -- It may have been deleted before it was locked. Then nobody would ever find what is written for it.
+        EXIT WHEN EXISTS (SELECT FROM tramline_topic t WHERE t.id = topic_id);
+    END LOOP;
 
     -- Read after the topic is locked: from here on, no subscription is added.
     SELECT coalesce(array_agg(s.id), '{}'), coalesce(array_agg(CASE s.policy::jsonb ->> 'ordering'

@@ -7,9 +7,9 @@ use crate::model::id::{SubscriptionId, TallyId};
 use crate::model::tally::Ack;
 use crate::model::tally::news::Outgoing;
 use crate::store::emit::{TRIES, restless};
-use crate::store::postgres::PostgresStore;
 use crate::store::postgres::session::{Begin, Session};
 use crate::store::postgres::step::{Tries, step};
+use crate::store::postgres::{PATIENCE, PostgresStore};
 use crate::store::tally::news;
 use crate::store::verbs::Emission;
 use crate::store::verbs_tally::{Deliver, Delivered};
@@ -50,7 +50,7 @@ impl PostgresStore {
                 .collect::<Result<_>>()?;
             if events.iter().any(|event| session.catalog.topic(&event.topic).is_none()) {
                 tx.rollback().await?;
-                self.create_topics(events.iter().map(Event::topic)).await?;
+                self.create_topics(events.iter().map(Event::topic), Tries::few(), PATIENCE).await?;
                 continue;
             }
             let units: Vec<Vec<Event>> = events.into_iter().map(|event| vec![event]).collect();
