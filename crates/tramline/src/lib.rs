@@ -9,7 +9,7 @@
 //! - [`engine`]: the program's side: emitting, workers, handlers, signs of life
 //! - [`push`]: the network side of push: what may be dialled, the HTTP client, signatures, secrets at rest
 //! - [`testkit`]: a store in memory and a clock to turn, for the tests of programs that use Tramline
-//! - [`error`]: the one error type
+//! - [`error`]: the one error type; `tls`: the cryptography of connections that libraries make
 
 pub mod engine;
 pub mod error;
@@ -18,6 +18,7 @@ pub mod plan;
 pub mod push;
 pub mod store;
 pub mod testkit;
+mod tls;
 pub mod wake;
 
 pub use engine::buffer::Rejected;

@@ -298,5 +298,9 @@ async fn row_loop(target: &Target, size: Size, samples: &mut Samples) -> Result<
     samples.add("row_insert", figures.insert);
     samples.add("row_drain", figures.drain);
     samples.add("commit_us", commit);
+    if let Target::Redis { server, .. } = target {
+        samples.add("row_insert_16", row_redis::insert_singly(server, size.singles, &payload).await?);
+        samples.add("row_latency_p50_us", row_redis::hand_over_us(server, size.handovers, &payload).await?);
+    }
     Ok(())
 }

@@ -2,10 +2,11 @@
 //! connections.
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, RedisError, Value};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::row::{BoxError, RowFigures, all, median_us, rate};
@@ -16,16 +17,76 @@ const CONNECTIONS: usize = 4;
 const STREAM: &str = "tramline_bench_stream";
 const GROUP: &str = "bench";
 
+/// Connections that each add one entry at a time.
+const SINGLES: usize = 16;
+
 /// Adds and drains `events` entries in a stream of its own.
 pub(super) async fn run(url: &str, events: usize, payload: &[u8]) -> Result<RowFigures, BoxError> {
     let mut owner = connect(url).await?;
-    remove(&mut owner).await?;
-    let mut create = redis::cmd("XGROUP");
-    create.arg("CREATE").arg(STREAM).arg(GROUP).arg("0").arg("MKSTREAM");
-    create.query_async::<()>(&mut owner).await?;
+    create(&mut owner).await?;
     let figures = measure(url, events, payload).await;
     remove(&mut owner).await?;
     figures
+}
+
+/// How many entries a second many connections add that each wait for their one `XADD`.
+pub(super) async fn insert_singly(url: &str, time: Duration, payload: &[u8]) -> Result<f64, BoxError> {
+    let mut owner = connect(url).await?;
+    create(&mut owner).await?;
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..SINGLES {
+        let (mut connection, payload) = (connect(url).await?, payload.to_vec());
+        tasks.spawn(async move {
+            let mut added = 0;
+            while start.elapsed() < time {
+                let mut add = redis::cmd("XADD");
+                add.arg(STREAM).arg("*").arg("p").arg(&payload);
+                add.query_async::<()>(&mut connection).await?;
+                added += 1;
+            }
+            Ok(added)
+        });
+    }
+    let added: usize = all(tasks).await?.iter().sum();
+    let figure = rate(added, start.elapsed());
+    remove(&mut owner).await?;
+    Ok(figure)
+}
+
+/// From the call of `XADD` to the return of an `XREADGROUP` that waits for it, one entry at a time: the median in microseconds.
+pub(super) async fn hand_over_us(url: &str, times: usize, payload: &[u8]) -> Result<f64, BoxError> {
+    let (mut owner, mut reader) = (connect(url).await?, connect(url).await?);
+    create(&mut owner).await?;
+    let (started, mut starts) = mpsc::channel(1);
+    let reading = tokio::spawn(async move {
+        for _ in 0..times {
+            let mut read = redis::cmd("XREADGROUP");
+            read.arg("GROUP").arg(GROUP).arg("0").arg("COUNT").arg(1).arg("BLOCK").arg(5_000);
+            read.arg("STREAMS").arg(STREAM).arg(">");
+            let ids = ids_of(read.query_async(&mut reader).await?);
+            started.send(Instant::now()).await?;
+            redis::cmd("XACK").arg(STREAM).arg(GROUP).arg(&ids).query_async::<()>(&mut reader).await?;
+        }
+        Ok::<(), BoxError>(())
+    });
+    let mut samples = Vec::with_capacity(times);
+    for _ in 0..times {
+        let start = Instant::now();
+        redis::cmd("XADD").arg(STREAM).arg("*").arg("p").arg(payload).query_async::<()>(&mut owner).await?;
+        let at = starts.recv().await.ok_or("the reader ended")?;
+        samples.push(at.duration_since(start));
+    }
+    reading.await??;
+    remove(&mut owner).await?;
+    Ok(median_us(samples))
+}
+
+async fn create(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    remove(connection).await?;
+    let mut create = redis::cmd("XGROUP");
+    create.arg("CREATE").arg(STREAM).arg(GROUP).arg("0").arg("MKSTREAM");
+    create.query_async::<()>(connection).await
 }
 
 /// The median time of one write, in microseconds. How durable it is, the server's settings say.
@@ -76,7 +137,9 @@ pub(super) async fn remove_store(url: &str, name: &str) -> Result<(), BoxError> 
 }
 
 async fn connect(url: &str) -> Result<MultiplexedConnection, RedisError> {
-    Client::open(url)?.get_multiplexed_async_connection().await
+    // A connection that waits for an entry has to outwait it.
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
+    Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
 }
 
 async fn remove(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {

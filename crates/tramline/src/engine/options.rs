@@ -223,7 +223,11 @@ impl Options {
                 }
             }
             Opened::Mysql(store) => Arc::new(Pulse::new(store.clone())),
-            Opened::Redis(store) => Arc::new(Relay::redis(store.options().nodes(), &store.wake_channel())?),
+            Opened::Redis(store) => {
+                let relay = Relay::redis(store.options().nodes(), &store.wake_channel())?;
+                store.speak_with(relay.voice());
+                Arc::new(relay)
+            }
             Opened::Sqlite(store) => match store.path() {
                 Some(path) => Arc::new(FileWatch::new(path)?),
                 None => Arc::new(InProcess::new()),

@@ -19,6 +19,7 @@ impl Relay {
     /// # Errors
     /// `Invalid` when the URL is not one of NATS, or the subject is none.
     pub fn nats(url: &str, subject: &str) -> Result<Relay> {
+        crate::tls::prepare();
         let servers = url.split(',').map(|one| one.trim().parse::<ServerAddr>());
         let servers = servers.collect::<std::io::Result<Vec<_>>>().map_err(|error| {
             Error::invalid("the URL of the wake-ups names no NATS", "use nats://host:4222").because(error)

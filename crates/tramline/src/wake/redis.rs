@@ -22,6 +22,7 @@ impl Relay {
     /// # Errors
     /// `Invalid` when a URL is not one of Redis.
     pub fn redis<'u>(urls: impl IntoIterator<Item = &'u str>, channel: &str) -> Result<Relay> {
+        crate::tls::prepare();
         let client = |url: &str| {
             url.into_connection_info().and_then(Client::open).map_err(|error| {
                 Error::invalid(

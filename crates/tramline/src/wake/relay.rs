@@ -52,7 +52,27 @@ pub(super) trait Mouth: Send {
 #[derive(Debug)]
 pub struct Relay {
     outbox: Arc<Outbox>,
+    me: Incarnation,
     tasks: [JoinHandle<()>; 2],
+}
+
+/// What a store needs that says hints itself, together with what it writes: nobody waits for another trip then.
+#[derive(Clone, Debug)]
+pub(crate) struct Voice {
+    outbox: Arc<Outbox>,
+    me: Incarnation,
+}
+
+impl Voice {
+    /// The hint for others, unless it needs several.
+    pub(crate) fn hint(&self, ids: &[SubscriptionId]) -> Option<String> {
+        (ids.len() <= IDS).then(|| hint(self.me, ids))
+    }
+
+    /// The same hint for this process, which does not listen to itself.
+    pub(crate) fn ring(&self, ids: &[SubscriptionId]) {
+        self.outbox.bells.ring(ids);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -75,7 +95,12 @@ impl Relay {
         let me = Incarnation::random();
         let listen = tokio::spawn(listen(channel.clone(), me, outbox.clone()));
         let send = tokio::spawn(send(channel, me, outbox.clone()));
-        Relay { outbox, tasks: [listen, send] }
+        Relay { outbox, me, tasks: [listen, send] }
+    }
+
+    /// For a store on the server of this channel.
+    pub(crate) fn voice(&self) -> Voice {
+        Voice { outbox: self.outbox.clone(), me: self.me }
     }
 }
 

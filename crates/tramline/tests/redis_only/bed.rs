@@ -20,21 +20,31 @@ pub(crate) struct Server {
     port: u16,
     process: Child,
     directory: TempDir,
+    settings: Vec<String>,
 }
 
 impl Server {
     pub(crate) fn start() -> Server {
+        Server::start_with(&[])
+    }
+
+    pub(crate) fn start_with(settings: &[&str]) -> Server {
         let directory = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let process = run(port, &directory);
-        Server { port, process, directory }
+        let settings: Vec<String> = settings.iter().map(|word| (*word).to_owned()).collect();
+        let port = free_port();
+        let process = run(port, &directory, &settings);
+        Server { port, process, directory, settings }
     }
 
     /// Kills it, and starts it again on what it has written.
     pub(crate) fn restart(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        self.process = run(self.port, &self.directory);
+        self.process = run(self.port, &self.directory, &self.settings);
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn url(&self) -> String {
@@ -50,6 +60,22 @@ impl Server {
         let client = redis::Client::open(self.url()).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
         redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await.unwrap()
+    }
+
+    /// How often scripts were called so far: that is how often somebody waited for the server.
+    pub(crate) async fn trips(&self) -> u64 {
+        let redis::Value::BulkString(text) = self.command(&["INFO", "commandstats"]).await else {
+            panic!("the server does not say what it was asked")
+        };
+        let text = String::from_utf8(text).unwrap();
+        let calls = |line: &str| {
+            let (_, rest) = line
+                .strip_prefix("cmdstat_evalsha:")
+                .or(line.strip_prefix("cmdstat_eval:"))?
+                .split_once("calls=")?;
+            rest.split(',').next()?.parse::<u64>().ok()
+        };
+        text.lines().filter_map(calls).sum()
     }
 
     /// A figure that the server gives of itself.
@@ -70,10 +96,15 @@ impl Drop for Server {
     }
 }
 
-fn run(port: u16, directory: &TempDir) -> Child {
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn run(port: u16, directory: &TempDir, settings: &[String]) -> Child {
     let process = Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"])
         .args(["--dir", directory.path().to_str().unwrap()])
+        .args(settings)
         .stdout(Stdio::null())
         .spawn()
         .expect("redis-server is installed by ./test");

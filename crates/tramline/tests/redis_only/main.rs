@@ -4,9 +4,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed test says where")]
 
+mod at_once;
 mod bed;
+mod cleaning;
 mod cluster;
 mod crowd;
+mod lost_answers;
 mod memory;
 mod opening;
 mod server;
+mod stalls;
+mod tls;
+mod turns;

@@ -84,6 +84,13 @@ macro_rules! on_every_store {
                 test(&bench).await;
                 fresh.close().await;
             }
+
+            #[tokio::test]
+            async fn redis() {
+                let (bench, fresh) = Bench::on(support::stores::Place::Redis).await;
+                test(&bench).await;
+                fresh.close().await;
+            }
         }
     )*};
 }

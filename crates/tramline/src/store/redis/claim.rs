@@ -136,7 +136,7 @@ fn due_range(state: State, rank: i64, now: Time) -> (Vec<u8>, Vec<u8>) {
 }
 
 /// Reads the chunks of what was taken. They never change, and cannot go while slices refer to them.
-fn load_chunks(session: &Session<'_>, raw: &RawClaim) -> Result<HashMap<ChunkId, ChunkRow>> {
+pub(super) fn load_chunks(session: &Session<'_>, raw: &RawClaim) -> Result<HashMap<ChunkId, ChunkRow>> {
     expect_chunks(session, raw.missing().into_iter())?;
     let mut chunks = HashMap::new();
     for chunk in raw.missing() {

@@ -132,8 +132,14 @@ fn remember(session: &Session<'_>, entry: &Entry, emission: &Emission) -> Result
     Ok(())
 }
 
+/// Forgets an idempotency key if its time is over. One that was given anew since is kept.
+pub(super) fn forget_ended(session: &Session<'_>, topic: TopicId, key: &str) -> Result<()> {
+    let Some(row) = session.get(&keys_of(session, topic), key.as_bytes())? else { return Ok(()) };
+    if Unpacker::new(&row).number()? <= session.now.0 { forget(session, topic, key) } else { Ok(()) }
+}
+
 /// Forgets an idempotency key.
-pub(super) fn forget(session: &Session<'_>, topic: TopicId, key: &str) -> Result<()> {
+fn forget(session: &Session<'_>, topic: TopicId, key: &str) -> Result<()> {
     let Some(row) = session.get(&keys_of(session, topic), key.as_bytes())? else { return Ok(()) };
     let expires_at = Unpacker::new(&row).number()?;
     session.remove(keys_of(session, topic), key.as_bytes());

@@ -1,11 +1,11 @@
 //! Removes the rows of what was deleted, in steps.
 
-use super::emit::{forget, heads_of, keys_by_expiry, keys_of};
+use super::emit::{forget_ended, heads_of, keys_by_expiry, keys_of};
 use super::rows::{
     delete_slice, entries, expect_slices, gaps_index, load, logged, one_lane, parked_index, remove_chunks,
     remove_parked, slices_of_chunk, write_gaps, write_lane,
 };
-use super::session::{Session, number};
+use super::session::{Session, hget, number};
 use super::tuple::{Columns, Tuple};
 use super::unique;
 use crate::error::Result;
@@ -98,18 +98,12 @@ fn erase_topic(session: &Session<'_>, topic: TopicId, limit: i64) -> Result<i64>
     if gone >= limit {
         return Ok(gone);
     }
-    // Nobody emits to it any more, so whole tables go at once: the server frees them beside its work.
+    // Nobody emits to it any more, so whole tables go at once: the server frees them beside its work. The times at which their keys would
+    // have been forgotten go when they have come.
     session.forget(heads_of(session, topic));
-    let keys = session.all(&keys_of(session, topic))?;
-    for key in keys.keys().take((limit - gone) as usize) {
-        forget(session, topic, &String::from_utf8_lossy(key))?;
-    }
-    let gone = gone + (keys.len() as i64).min(limit - gone);
-    let keys = session.all(&unique::keys_of(session, topic))?;
-    for key in keys.keys().take((limit - gone) as usize) {
-        unique::forget(session, topic, &String::from_utf8_lossy(key))?;
-    }
-    Ok(gone + (keys.len() as i64).min(limit - gone))
+    session.forget(keys_of(session, topic));
+    session.forget(unique::keys_of(session, topic));
+    Ok(gone)
 }
 
 fn erase_chunks(session: &Session<'_>, topic: TopicId, limit: i64) -> Result<i64> {
@@ -181,7 +175,9 @@ fn erase_slices(session: &Session<'_>, slices: &[Slice]) -> Result<i64> {
 /// Parked keys and gaps in a range of lanes.
 fn erase_marks(session: &Session<'_>, id: SubscriptionId, lanes: [i64; 2], limit: i64) -> Result<i64> {
     let mut gone = 0;
-    for member in session.range(&parked_index(session, id), Tuple::new().all(), usize::MAX)? {
+    // The index is by what blocks a key: only where all lanes go are the first ones as good as any.
+    let most = if lanes == ALL_LANES { limit.max(0) as usize } else { usize::MAX };
+    for member in session.range(&parked_index(session, id), Tuple::new().all(), most)? {
         let mut columns = Columns(&member);
         columns.number();
         let (lane, key) = (LaneId(columns.number()), columns.text());
@@ -200,15 +196,23 @@ fn erase_marks(session: &Session<'_>, id: SubscriptionId, lanes: [i64; 2], limit
     Ok(gone)
 }
 
-/// Forgets idempotency keys whose time is over.
-pub(super) fn expire_keys(session: &Session<'_>, limit: usize) -> Result<()> {
+/// Forgets idempotency keys whose time is over. True if there may be more.
+pub(super) fn expire_keys(session: &Session<'_>, limit: u32) -> Result<bool> {
     let range = (Tuple::new().bytes(), Tuple::new().with(&[session.now.0.saturating_add(1)]).bytes());
-    for member in session.range(&keys_by_expiry(session), range, limit)? {
-        let mut columns = Columns(&member);
-        columns.number();
-        let (topic, key) = (TopicId(columns.number()), columns.text());
-        forget(session, topic, &key)?;
+    let ended = session.range(&keys_by_expiry(session), range, limit as usize)?;
+    let names: Vec<(TopicId, String)> = ended
+        .iter()
+        .map(|member| {
+            let mut columns = Columns(member);
+            columns.number();
+            (TopicId(columns.number()), columns.text())
+        })
+        .collect();
+    session.expect(names.iter().map(|(topic, key)| hget(&keys_of(session, *topic), key.as_bytes())))?;
+    let many = ended.len() >= limit as usize;
+    for ((topic, key), member) in names.into_iter().zip(ended) {
+        forget_ended(session, topic, &key)?;
         session.withdraw(keys_by_expiry(session), member);
     }
-    Ok(())
+    Ok(many)
 }

@@ -1,4 +1,4 @@
-//! The connection, the two scripts, and what the errors of the server mean.
+//! The connection, the scripts, and what the errors of the server mean.
 
 use super::options::RedisOptions;
 use crate::error::{Error, Kind, Result};
@@ -30,8 +30,14 @@ struct Script {
 #[derive(Clone)]
 pub(super) struct Link {
     connection: Connection,
-    /// Reading and committing.
-    scripts: Arc<[Script; 2]>,
+    scripts: Arc<Scripts>,
+}
+
+struct Scripts {
+    read: Script,
+    commit: Script,
+    claim: Script,
+    small: Script,
 }
 
 #[derive(Clone)]
@@ -49,22 +55,48 @@ impl std::fmt::Debug for Link {
 /// How the writing of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    Done,
+    /// It is written, and this is the time.
+    Done(Micros),
     /// Something that it had read is different by now.
     Changed,
     /// It is somebody else's turn.
     Wait,
 }
 
+/// A time of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Micros(pub(super) i64);
+
+impl Micros {
+    pub(super) fn time(self) -> Time {
+        Time(self.0 / 1000)
+    }
+}
+
 /// What a moment of reading gave.
 pub(super) struct Moment {
-    pub(super) now: Time,
-    /// A reply and its digest for each read.
+    pub(super) now: Micros,
+    /// For each read its reply, and what that is known by when it is checked.
     pub(super) replies: Vec<(Value, Vec<u8>)>,
+}
+
+/// What a step has read and writes.
+pub(super) struct Commit<'a> {
+    /// Whose step it is, if it has the turn.
+    pub(super) name: &'a [u8],
+    /// Who has the turn.
+    pub(super) turn: &'a [u8],
+    /// A hash that is always there.
+    pub(super) meta: &'a [u8],
+    /// It is done on a server that is full, too.
+    pub(super) when_full: bool,
+    pub(super) reads: &'a [(&'a Command, &'a [u8])],
+    pub(super) writes: &'a [Command],
 }
 
 impl Link {
     pub(super) async fn open(options: &RedisOptions) -> Result<Link> {
+        crate::tls::prepare();
         let nodes = options.nodes.iter().map(String::as_str);
         let connection = if options.cluster {
             // Nothing is sent again without our knowing: what was written twice would be done twice.
@@ -83,59 +115,85 @@ impl Link {
             let client = Client::open(nodes.collect::<String>())?;
             Connection::Server(ConnectionManager::new_with_config(client, config).await?)
         };
-        let scripts = [include_str!("scripts/read.lua"), include_str!("scripts/commit.lua")];
-        Ok(Link { connection, scripts: Arc::new(scripts.map(|text| Script { sha: sha1(text), text })) })
+        let scripts = Scripts {
+            read: Script::new(include_str!("scripts/read.lua")),
+            commit: Script::new(include_str!("scripts/commit.lua")),
+            claim: Script::new(include_str!("scripts/claim.lua")),
+            small: Script::new(include_str!("scripts/small.lua")),
+        };
+        Ok(Link { connection, scripts: Arc::new(scripts) })
     }
 
     /// Reads at one moment. What only reads may be repeated.
     pub(super) async fn read(&self, key: &[u8], commands: &[Command]) -> Result<Moment> {
-        let mut call = self.scripts[0].call(key);
+        let mut call = self.scripts.read.call(&[key]);
         commands.iter().for_each(|command| add(&mut call, command));
-        let Value::Array(answer) = self.run(&self.scripts[0], &call, true).await? else {
+        let Value::Array(answer) = self.run(&self.scripts.read, &call, true).await? else {
             return Err(strange());
         };
         let mut answer = answer.into_iter();
-        let mut number =
-            || answer.next().and_then(|value| text(&value)?.parse::<i64>().ok()).ok_or_else(strange);
-        let (seconds, micros) = (number()?, number()?);
+        let now = micros(answer.next(), answer.next())?;
         let mut replies = Vec::with_capacity(commands.len());
         while let (Some(reply), Some(digest)) = (answer.next(), answer.next()) {
-            replies.push((reply, bytes(digest)));
+            let sign = match digest {
+                Value::BulkString(digest) => digest,
+                _ => sign(&reply),
+            };
+            replies.push((reply, sign));
         }
-        Ok(Moment { now: Time(seconds * 1000 + micros / 1000), replies })
+        Ok(Moment { now, replies })
     }
 
     /// Writes a step, if what it has read is still so. An error leaves open whether it happened, unless it says that nothing did.
-    pub(super) async fn commit(
-        &self,
-        key: &[u8],
-        name: &[u8],
-        reads: &[(&Command, &[u8])],
-        writes: &[Command],
-    ) -> Result<Ended> {
-        let mut call = self.scripts[1].call(key);
-        call.arg(name).arg(self.connection.kind()).arg(reads.len());
-        for (command, digest) in reads {
+    pub(super) async fn commit(&self, commit: &Commit<'_>) -> Result<Ended> {
+        let mut call = self.scripts.commit.call(&[commit.turn, commit.meta]);
+        let when_full = if commit.when_full { "full" } else { "" };
+        call.arg(commit.name).arg(self.connection.kind()).arg(when_full).arg(commit.reads.len());
+        for (command, sign) in commit.reads {
             add(&mut call, command);
-            call.arg(digest);
+            call.arg(sign);
         }
-        writes.iter().for_each(|command| add(&mut call, command));
-        match text(&self.run(&self.scripts[1], &call, false).await?).as_deref() {
-            Some("done") => Ok(Ended::Done),
-            Some("changed") => Ok(Ended::Changed),
-            Some("wait") => Ok(Ended::Wait),
-            _ => Err(strange()),
+        commit.writes.iter().for_each(|command| add(&mut call, command));
+        match self.run(&self.scripts.commit, &call, false).await? {
+            Value::Array(time) => {
+                let mut time = time.into_iter();
+                Ok(Ended::Done(micros(time.next(), time.next())?))
+            }
+            other => match text(&other).as_deref() {
+                Some("changed") => Ok(Ended::Changed),
+                Some("wait") => Ok(Ended::Wait),
+                _ => Err(strange()),
+            },
         }
+    }
+
+    /// A claim in one script: its answer, or nothing if it has to be done in steps.
+    pub(super) async fn claim(&self, turn: &[u8], words: &[Vec<u8>]) -> Result<Option<Vec<Value>>> {
+        let mut call = self.scripts.claim.call(&[turn]);
+        for word in words {
+            call.arg(word.as_slice());
+        }
+        match self.run(&self.scripts.claim, &call, false).await? {
+            Value::Array(answer) => Ok(Some(answer)),
+            _ => Ok(None),
+        }
+    }
+
+    /// One small command that is done on a server that is full, too. It may be repeated.
+    pub(super) async fn small(&self, meta: &[u8], words: &[Vec<u8>]) -> Result<Value> {
+        let mut call = self.scripts.small.call(&[meta]);
+        for word in words {
+            call.arg(word.as_slice());
+        }
+        self.run(&self.scripts.small, &call, true).await
     }
 
     async fn run(&self, script: &Script, call: &Cmd, again: bool) -> Result<Value> {
         match self.send(call, again).await {
-            // The server was started anew, or is another one now, or somebody flushed its scripts.
+            // The server was started anew, or is another one now, or somebody flushed its scripts. Sent with its text, it goes to the
+            // node that has the key; `SCRIPT LOAD` would ask all of them.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let mut load = redis::cmd("SCRIPT");
-                load.arg("LOAD").arg(script.text);
-                self.send(&load, true).await?;
-                Ok(self.send(call, again).await?)
+                Ok(self.send(&script.in_full(call), again).await?)
             }
             answer => Ok(answer?),
         }
@@ -189,11 +247,30 @@ fn was_lost(error: &RedisError) -> bool {
 }
 
 impl Script {
+    fn new(text: &'static str) -> Script {
+        Script { sha: sha1(text.as_bytes()), text }
+    }
+
     /// A call of it, still without arguments.
-    fn call(&self, key: &[u8]) -> Cmd {
+    fn call(&self, keys: &[&[u8]]) -> Cmd {
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.sha).arg(1).arg(key);
+        call.arg(&self.sha).arg(keys.len());
+        for key in keys {
+            call.arg(*key);
+        }
         call
+    }
+
+    /// The same call with the text instead of its name.
+    fn in_full(&self, call: &Cmd) -> Cmd {
+        let mut full = redis::cmd("EVAL");
+        full.arg(self.text);
+        for argument in call.args_iter().skip(2) {
+            if let redis::Arg::Simple(word) = argument {
+                full.arg(word);
+            }
+        }
+        full
     }
 }
 
@@ -202,15 +279,6 @@ fn add(call: &mut Cmd, command: &Command) {
     call.arg(command.len());
     for word in command {
         call.arg(word.as_slice());
-    }
-}
-
-pub(super) fn bytes(value: Value) -> Vec<u8> {
-    match value {
-        Value::BulkString(bytes) => bytes,
-        Value::SimpleString(text) => text.into_bytes(),
-        Value::Int(number) => number.to_string().into_bytes(),
-        _ => Vec::new(),
     }
 }
 
@@ -223,9 +291,29 @@ pub(super) fn text(value: &Value) -> Option<String> {
     }
 }
 
+/// What is longer is known by its digest; as in the scripts.
+const SMALL: usize = 100;
+
+/// What a reply is known by when it is checked, unless it is a list.
+pub(super) fn sign(reply: &Value) -> Vec<u8> {
+    match reply {
+        Value::BulkString(bytes) if bytes.len() > SMALL => sha1(bytes).into_bytes(),
+        Value::BulkString(bytes) => [b"=", bytes.as_slice()].concat(),
+        Value::Int(number) => format!(":{number}").into_bytes(),
+        Value::Array(items) if items.is_empty() => b"0".to_vec(),
+        _ => b"-".to_vec(),
+    }
+}
+
+fn micros(seconds: Option<Value>, micros: Option<Value>) -> Result<Micros> {
+    let number = |value: Option<Value>| text(&value?)?.parse::<i64>().ok();
+    let (seconds, micros) = number(seconds).zip(number(micros)).ok_or_else(strange)?;
+    Ok(Micros(seconds * 1_000_000 + micros))
+}
+
 /// Scripts are known by the SHA-1 of their text.
-fn sha1(text: &str) -> String {
-    let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
+fn sha1(text: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text);
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -238,20 +326,35 @@ fn strange() -> Error {
 
 impl From<RedisError> for Error {
     fn from(error: RedisError) -> Error {
-        let remedy = match (error.code(), error.kind()) {
-            (Some("OOM"), _) => {
-                "Redis is full; raise maxmemory, or let retention, limits and workers make room"
+        let (what, remedy) = match (code(&error), error.kind()) {
+            ("OOM", _) => (
+                "Redis is full",
+                "Redis is full; raise maxmemory, or let retention, limits and workers make room",
+            ),
+            ("MISCONF", _) => ("Redis failed", "Redis cannot write to its disk; see its log"),
+            ("NOAUTH" | "WRONGPASS" | "NOPERM", _) | (_, ErrorKind::AuthenticationFailed) => {
+                ("Redis refused this user", "check user, password and rights in the URL")
             }
-            (Some("MISCONF"), _) => "Redis cannot write to its disk; see its log",
-            (Some("NOAUTH" | "WRONGPASS" | "NOPERM"), _) | (_, ErrorKind::AuthenticationFailed) => {
-                "check user, password and rights in the URL"
+            ("READONLY", _) => ("Redis failed", "this server is a replica; name the primary in the URL"),
+            ("CLUSTERDOWN", _) => {
+                ("Redis failed", "the Cluster is down; work goes on by itself when it is up")
             }
-            (Some("READONLY"), _) => "this server is a replica; name the primary in the URL",
-            (Some("CLUSTERDOWN"), _) => "the Cluster is down; work goes on by itself when it is up",
-            (Some("BUSY"), _) => "another program's script keeps Redis busy; end it with SCRIPT KILL",
-            (_, ErrorKind::InvalidClientConfig) => "check the URL",
-            _ => "check that Redis runs and can be reached; work goes on by itself",
+            ("BUSY", _) => {
+                ("Redis failed", "another program's script keeps Redis busy; end it with SCRIPT KILL")
+            }
+            (_, ErrorKind::InvalidClientConfig) => ("Redis failed", "check the URL"),
+            _ => ("Redis failed", "check that Redis runs and can be reached; work goes on by itself"),
         };
-        Error::new(Kind::Unavailable, "Redis failed", remedy).because(error)
+        Error::new(Kind::Unavailable, what, remedy).because(error)
     }
+}
+
+/// What the server calls an error. Before 7.0 it wraps those that happen in a script: `ERR Error running script (..): -OOM command ..`.
+fn code<'e>(error: &'e RedisError) -> &'e str {
+    let wrapped =
+        error.detail().filter(|text| text.contains("running script") || text.contains("@user_script"));
+    let is_code = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase());
+    let codes = |text: &'e str| text.split_whitespace().filter_map(|word| word.strip_prefix('-'));
+    let inner = wrapped.and_then(|text| codes(text).find(is_code));
+    inner.or(error.code()).unwrap_or_default()
 }

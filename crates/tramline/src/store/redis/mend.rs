@@ -179,10 +179,20 @@ pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
     Ok(count)
 }
 
-pub(super) fn release_parked(session: &Session<'_>, release: &ReleaseParked) -> Result<u64> {
+/// How many parked keys one step lets go.
+const KEYS: usize = 100;
+
+/// Lets parked keys go: those that are named, or some, from a place in their index on. Gives how many, and where to go on.
+pub(super) fn release_parked(
+    session: &Session<'_>,
+    release: &ReleaseParked,
+    from: &[u8],
+) -> Result<(u64, Option<Vec<u8>>)> {
     session.catalog().require_subscription(release.subscription)?;
     let mut count = 0;
-    for event in blockers(session, release)? {
+    let (events, next) = blockers(session, release, from)?;
+    expect_slices(session, events.iter().map(|event| event.chunk()))?;
+    for event in events {
         let slices = slices_of_chunk(session, release.subscription, event.chunk())?;
         let Some(slice) = find(&slices, event).filter(|s| matches!(s.state, State::Waiting | State::Held))
         else {
@@ -196,15 +206,20 @@ pub(super) fn release_parked(session: &Session<'_>, release: &ReleaseParked) -> 
         })?;
         count += 1;
     }
-    Ok(count)
+    Ok((count, next))
 }
 
-/// The events that the keys in question wait for.
-fn blockers(session: &Session<'_>, release: &ReleaseParked) -> Result<Vec<EventId>> {
+/// The events that the keys in question wait for, and where in the index to go on.
+fn blockers(
+    session: &Session<'_>,
+    release: &ReleaseParked,
+    from: &[u8],
+) -> Result<(Vec<EventId>, Option<Vec<u8>>)> {
     let id = release.subscription;
     if release.keys.is_empty() {
-        let all = session.range(&parked_index(session, id), Tuple::new().all(), usize::MAX)?;
-        return Ok(all.iter().map(|member| EventId(Columns(member).number())).collect());
+        let some = session.range(&parked_index(session, id), (from.to_vec(), Tuple::new().end()), KEYS)?;
+        let next = some.last().filter(|_| some.len() == KEYS).map(|last| [last, &[0][..]].concat());
+        return Ok((some.iter().map(|member| EventId(Columns(member).number())).collect(), next));
     }
     let mut found = Vec::new();
     for (topic, key) in &release.keys {
@@ -213,7 +228,7 @@ fn blockers(session: &Session<'_>, release: &ReleaseParked) -> Result<Vec<EventI
         let lane = lane::of(topic.id, topic.lanes, key);
         found.extend(parked(session, id, lane, key)?.map(|(event, _)| event));
     }
-    Ok(found)
+    Ok((found, None))
 }
 
 pub(super) fn adopt(session: &Session<'_>, adopt: &Adopt) -> Result<Vec<EventId>> {

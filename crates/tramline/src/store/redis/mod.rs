@@ -6,7 +6,8 @@
 //! one script that checks everything before its first write; it happens or it does not, and it sees one state of the store. A step
 //! that was overtaken begins anew; one that was overtaken too often takes the *turn*, and everybody else waits for it. What only says where
 //! there may be work is looked at loosely, and not compared: claims get into each other's way only if they take the same. Deciding in
-//! Lua would save a round trip and repeat all decisions of `plan` in a second language.
+//! Lua would repeat all decisions of `plan` in a second language; only the plainest claim does (`scripts/claim.lua`), because it is what workers
+//! wait for. What a process wrote last it need not read again: it is assumed to be still so, and checked like everything else (`at_once`).
 //!
 //! How rows are kept. A hash is a table; a sorted set whose members are tuples that sort bytewise is an index (`tuple`). A chunk is one
 //! value, the slices of a chunk are one small hash, and every subscription has one index over its slices, as in SQL.
@@ -15,6 +16,7 @@
 //! a time, with its replicas and fail-over, and every step is atomic there too. Stores of different names spread over the nodes.
 //!
 //! - `store`: the verbs; `step`: how one is run
+//! - `at_once`: emits, claims and settlements that mostly need one trip
 //! - `link`, `options`, `opening`: the connection, and what a server has to be
 //! - `session`, `rows`, `tuple`, `pack`: what a step has read and writes, and how
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
@@ -22,6 +24,7 @@
 //! - `limit`, `unique`, `rules`, `failures`: what is allowed, what is there already, what is stopped, what went wrong
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`, `examine`: everything else
 
+mod at_once;
 mod catalog;
 mod claim;
 mod compact;
@@ -63,6 +66,8 @@ use crate::model::id::Incarnation;
 use crate::store::catalog::CatalogCache;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::retention::Round;
+use crate::wake::relay::Voice;
+use at_once::AtOnce;
 use link::Link;
 use session::{Numbers, Session};
 
@@ -74,6 +79,7 @@ pub struct RedisStore {
     cache: CatalogCache,
     numbers: Numbers,
     round: Round,
+    at_once: AtOnce,
     /// Names this store among all that are open on the server.
     incarnation: Incarnation,
 }
@@ -93,6 +99,7 @@ impl RedisStore {
             cache: CatalogCache::default(),
             numbers: Numbers::default(),
             round: Round::default(),
+            at_once: AtOnce::default(),
             incarnation: Incarnation::random(),
         };
         store.write(None, opening::mark).await?;
@@ -115,6 +122,14 @@ impl RedisStore {
     /// The channel of this store's hints.
     pub(crate) fn wake_channel(&self) -> String {
         format!("{}:wake", self.options.name)
+    }
+
+    /// Lets emits say hints over this store's own channel.
+    pub(crate) fn speak_with(&self, voice: Voice) {
+        // A Cluster has other channels for that, and a store has one voice only.
+        if !self.options.cluster {
+            self.at_once.speech.begin(voice);
+        }
     }
 
     /// Removes left-overs that are in the way of a change, step by step.

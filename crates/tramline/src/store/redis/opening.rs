@@ -27,6 +27,12 @@ impl Node {
 pub(super) async fn check(link: &Link, cluster: bool) -> Result<()> {
     let nodes = nodes(link).await?;
     judge(&nodes, cluster)?;
+    if nodes.is_empty() {
+        tracing::warn!(
+            "this user may not ask Redis for INFO: whether it is new enough, throws events away when it is full or keeps them when it \
+             stops is not checked; allow INFO, or see to maxmemory-policy noeviction and appendonly yes"
+        );
+    }
     if nodes.iter().any(|node| node.field("aof_enabled") == Some("0")) {
         tracing::warn!(
             "Redis keeps no append-only file: what was emitted since its last snapshot is lost when it stops; set appendonly yes"

@@ -1,8 +1,9 @@
 //! Rows and values: how slices, lanes and chunks are read and written.
 
 use super::failures;
+use super::link::Command;
 use super::pack::{Packer, Unpacker, damaged};
-use super::session::{Session, get, hget};
+use super::session::{Session, Writes, get, hget, key};
 use super::tuple::{Columns, Tuple};
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
@@ -96,7 +97,8 @@ fn pack(slice: &Slice) -> Vec<u8> {
         .done()
 }
 
-fn unpack(chunk: ChunkId, id: SliceId, row: &[u8]) -> Result<Slice> {
+/// A slice from its row.
+pub(super) fn unpack(chunk: ChunkId, id: SliceId, row: &[u8]) -> Result<Slice> {
     let mut row = Unpacker::new(row);
     let subscription = SubscriptionId(row.number()?);
     let state = State::from_i16(row.number()? as i16).ok_or_else(damaged)?;
@@ -127,6 +129,16 @@ fn unpack(chunk: ChunkId, id: SliceId, row: &[u8]) -> Result<Slice> {
 
 fn field(id: SliceId) -> Vec<u8> {
     id.to_string().into_bytes()
+}
+
+/// The command that reads a slice.
+pub(super) fn slice_read(name: &str, chunk: ChunkId, id: SliceId) -> Command {
+    hget(&key(name, &format!("s:{chunk}")), &field(id))
+}
+
+/// What the row of a slice becomes, if it is written.
+pub(super) fn slice_row<'w>(name: &str, writes: &'w Writes, chunk: ChunkId, id: SliceId) -> Option<&'w [u8]> {
+    writes.field(&key(name, &format!("s:{chunk}")), &field(id))
 }
 
 /// One slice.
@@ -297,7 +309,7 @@ pub(super) fn insert(session: &Session<'_>, slices: &[Slice]) -> Result<()> {
 }
 
 /// What a slice takes with its place in the index, and a chunk beside its events; about.
-const SLICE_BYTES: i64 = 180;
+pub(super) const SLICE_BYTES: i64 = 180;
 const CHUNK_BYTES: i64 = 220;
 
 /// Counts what the store weighs.
@@ -360,10 +372,14 @@ fn chunk_key(session: &Session<'_>, chunk: ChunkId) -> Vec<u8> {
 }
 
 pub(super) fn one_chunk(session: &Session<'_>, id: ChunkId) -> Result<Option<ChunkRow>> {
-    let Some(row) = session.blob(&chunk_key(session, id))? else { return Ok(None) };
-    let mut row = Unpacker::new(&row);
+    session.blob(&chunk_key(session, id))?.map(|row| unpack_chunk(id, &row)).transpose()
+}
+
+/// A chunk from its value.
+pub(super) fn unpack_chunk(id: ChunkId, row: &[u8]) -> Result<ChunkRow> {
+    let mut row = Unpacker::new(row);
     let chunk = unpack_meta(id, &mut row)?;
-    Ok(Some(ChunkRow { body: Bytes::copy_from_slice(row.bytes()?), ..chunk }))
+    Ok(ChunkRow { body: Bytes::copy_from_slice(row.bytes()?), ..chunk })
 }
 
 fn unpack_meta(id: ChunkId, row: &mut Unpacker<'_>) -> Result<ChunkRow> {

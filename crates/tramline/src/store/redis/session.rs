@@ -20,7 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What was read so far: replies, and the digests by which the server knows whether they still hold.
+/// What was read so far: replies, and what they are known by when the server checks whether they still hold.
 pub(super) type Seen = HashMap<Command, (Value, Vec<u8>)>;
 
 /// One step.
@@ -48,7 +48,7 @@ pub(super) struct Numbers(Mutex<(i64, i64)>);
 
 impl Numbers {
     /// Takes some, and gives the first.
-    fn take(&self, count: i64) -> Option<i64> {
+    pub(super) fn take(&self, count: i64) -> Option<i64> {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (next, left) = *numbers;
         (left >= count).then(|| {
@@ -258,12 +258,22 @@ impl<'a> Session<'a> {
         Ok(members)
     }
 
-    /// The command that reads a range. As many more as this step has taken out.
+    /// The command that reads a range. As many more as this step has taken out, unless the range was read to its end already.
     fn wanted(&self, index: &[u8], from: &[u8], to: &[u8], limit: usize, back: bool) -> Command {
         let writes = self.writes.borrow();
         let changed = writes.members.get(index).map(|changed| changed.range(from.to_vec()..to.to_vec()));
         let gone = changed.into_iter().flatten().filter(|(_, there)| !**there).count();
+        let plain = range(index, from, to, limit, back);
+        if gone == 0 || self.is_whole(plain.clone(), limit) {
+            return plain;
+        }
         range(index, from, to, limit.saturating_add(gone), back)
+    }
+
+    /// True if a range was read and has no more members than were read.
+    fn is_whole(&self, command: Command, limit: usize) -> bool {
+        let reply = self.seen.get(&self.as_read(command));
+        matches!(reply, Some((Value::Array(members), _)) if members.len() < limit)
     }
 
     /// Says that all of these ranges will be read: an index, from where to where, and how many.
@@ -409,47 +419,76 @@ impl<'a> Session<'a> {
 }
 
 impl Writes {
-    /// As commands, removals first: a server that is full lets a script go on that begins with one, and so a full store can be
-    /// worked off.
-    pub(super) fn commands(&self) -> Vec<Command> {
+    /// True if nothing changes.
+    pub(super) fn is_empty(&self) -> bool {
+        let sums = self.sums.values().all(|by| *by == 0);
+        self.fields.is_empty() && self.members.is_empty() && self.blobs.is_empty() && sums
+    }
+
+    /// What a field of a hash becomes, if it is written.
+    pub(super) fn field(&self, key: &[u8], field: &[u8]) -> Option<&[u8]> {
+        self.fields.get(key)?.get(field)?.as_deref()
+    }
+
+    /// As commands. Removals come first, but not in a step that is to be refused by a server that is full: it lets a script go on that
+    /// begins with one.
+    pub(super) fn commands(self, when_full: bool) -> Vec<Command> {
         let (mut removals, mut additions) = (Vec::new(), Vec::new());
-        for (key, fields) in &self.fields {
-            for part in fields.iter().collect::<Vec<_>>().chunks(MANY) {
-                let (mut gone, mut set) = (word("HDEL", key), word("HSET", key));
-                for (field, value) in part {
-                    match value {
-                        None => gone.push((*field).clone()),
-                        Some(value) => set.extend([(*field).clone(), value.clone()]),
-                    }
+        for (key, fields) in self.fields {
+            let (mut gone, mut set) = (Parts::new("HDEL", &key, 1), Parts::new("HSET", &key, 2));
+            for (field, value) in fields {
+                match value {
+                    None => gone.add([field]),
+                    Some(value) => set.add([field, value]),
                 }
-                removals.extend(Some(gone).filter(|command| command.len() > 2));
-                additions.extend(Some(set).filter(|command| command.len() > 2));
             }
+            removals.append(&mut gone.done);
+            additions.append(&mut set.done);
         }
-        for (key, members) in &self.members {
-            for part in members.iter().collect::<Vec<_>>().chunks(MANY) {
-                let (mut gone, mut added) = (word("ZREM", key), word("ZADD", key));
-                for (member, there) in part {
-                    match there {
-                        false => gone.push((*member).clone()),
-                        true => added.extend([b"0".to_vec(), (*member).clone()]),
-                    }
+        for (key, members) in self.members {
+            let (mut gone, mut added) = (Parts::new("ZREM", &key, 1), Parts::new("ZADD", &key, 2));
+            for (member, there) in members {
+                match there {
+                    false => gone.add([member]),
+                    true => added.add([b"0".to_vec(), member]),
                 }
-                removals.extend(Some(gone).filter(|command| command.len() > 2));
-                additions.extend(Some(added).filter(|command| command.len() > 2));
             }
+            removals.append(&mut gone.done);
+            additions.append(&mut added.done);
         }
-        for (key, value) in &self.blobs {
+        for (key, value) in self.blobs {
             match value {
-                None => removals.push(word("UNLINK", key)),
-                Some(value) => additions.push([word("SET", key), vec![value.clone()]].concat()),
+                None => removals.push(word("UNLINK", &key)),
+                Some(value) => additions.push(vec![b"SET".to_vec(), key, value]),
             }
         }
-        for ((key, field), by) in self.sums.iter().filter(|(_, by)| **by != 0) {
-            additions.push([word("HINCRBY", key), vec![field.clone(), by.to_string().into_bytes()]].concat());
+        for ((key, field), by) in self.sums.into_iter().filter(|(_, by)| *by != 0) {
+            additions.push(vec![b"HINCRBY".to_vec(), key, field, by.to_string().into_bytes()]);
         }
-        removals.append(&mut additions);
-        removals
+        let (mut first, mut then) = if when_full { (removals, additions) } else { (additions, removals) };
+        first.append(&mut then);
+        first
+    }
+}
+
+/// One command in as many parts as it needs.
+struct Parts<'k> {
+    command: &'static str,
+    key: &'k [u8],
+    most: usize,
+    done: Vec<Command>,
+}
+
+impl<'k> Parts<'k> {
+    fn new(command: &'static str, key: &'k [u8], words: usize) -> Parts<'k> {
+        Parts { command, key, most: 2 + MANY * words, done: Vec::new() }
+    }
+
+    fn add<const N: usize>(&mut self, words: [Vec<u8>; N]) {
+        match self.done.last_mut().filter(|last| last.len() < self.most) {
+            Some(last) => last.extend(words),
+            None => self.done.push(word(self.command, self.key).into_iter().chain(words).collect()),
+        }
     }
 }
 

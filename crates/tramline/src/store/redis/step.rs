@@ -2,8 +2,8 @@
 
 use super::RedisStore;
 use super::catalog;
-use super::link::{Command, Ended};
-use super::session::{Draws, Seen, Session, hget, is_checked, key};
+use super::link::{Command, Commit, Ended, Link, Micros};
+use super::session::{Draws, Seen, Session, Writes, hget, is_checked, key};
 use crate::error::{Error, Result};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
@@ -34,6 +34,17 @@ enum Tried<T> {
     Wait,
 }
 
+/// What a step is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step<'n> {
+    /// It only reads.
+    Read,
+    /// It writes, under this name; a server that is full refuses it.
+    Add(&'n [u8]),
+    /// It writes, under this name, also on a server that is full: work goes on there.
+    Write(&'n [u8]),
+}
+
 impl RedisStore {
     /// One step that may write.
     pub(super) async fn write<T>(
@@ -41,15 +52,38 @@ impl RedisStore {
         now: Option<Time>,
         step: impl Fn(&Session<'_>) -> Result<T>,
     ) -> Result<T> {
+        self.run(now, true, step).await
+    }
+
+    /// One step that brings new events or items: a server that is full refuses it.
+    pub(super) async fn add<T>(
+        &self,
+        now: Option<Time>,
+        step: impl Fn(&Session<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.run(now, false, step).await
+    }
+
+    async fn run<T>(
+        &self,
+        now: Option<Time>,
+        when_full: bool,
+        step: impl Fn(&Session<'_>) -> Result<T>,
+    ) -> Result<T> {
         let (mut overtaken, mut waited) = (0, 0);
-        let mut my_turn = false;
         let name = format!("{:x}-{:x}", self.incarnation.0, getrandom::u32().unwrap_or(0));
+        let kind = if when_full { Step::Write(name.as_bytes()) } else { Step::Add(name.as_bytes()) };
+        let mut turn = Turn {
+            link: self.link.clone(),
+            turn: self.turn(),
+            meta: self.key("meta"),
+            name: name.clone(),
+            taken: false,
+        };
         while overtaken < TRIES && waited < WAITS {
-            match self.attempt(now, &step, Some(name.as_bytes())).await? {
+            match self.attempt(now, &step, kind).await? {
                 Tried::Over(result) => {
-                    if my_turn {
-                        self.end_turn(&name).await;
-                    }
+                    turn.end().await;
                     return result;
                 }
                 Tried::Changed => overtaken += 1,
@@ -60,7 +94,7 @@ impl RedisStore {
             }
             // Again and again: a turn may have ended meanwhile.
             if overtaken >= PATIENCE {
-                my_turn |= self.take_turn(&name).await.unwrap_or(false);
+                turn.take().await.unwrap_or(false);
             }
         }
         Err(Error::unavailable(
@@ -75,7 +109,7 @@ impl RedisStore {
         now: Option<Time>,
         step: impl Fn(&Session<'_>) -> Result<T>,
     ) -> Result<T> {
-        match self.attempt(now, &step, None).await? {
+        match self.attempt(now, &step, Step::Read).await? {
             Tried::Over(result) => result,
             Tried::Changed | Tried::Wait => {
                 Err(Error::unavailable("a look at Redis was refused", "try again"))
@@ -87,7 +121,7 @@ impl RedisStore {
         &self,
         now: Option<Time>,
         step: &impl Fn(&Session<'_>) -> Result<T>,
-        name: Option<&[u8]>,
+        kind: Step<'_>,
     ) -> Result<Tried<T>> {
         let mut seen = Seen::new();
         let (time, catalog) = self.begin(&mut seen, self.first_reads(now, step)).await?;
@@ -105,23 +139,50 @@ impl RedisStore {
                 self.draw_numbers(left.numbers_wanted).await?;
                 continue;
             }
-            let writes = if result.is_ok() { left.writes.commands() } else { Vec::new() };
+            let writes = if result.is_ok() { left.writes } else { Writes::default() };
             // What was read at one moment needs no second look.
-            let (Some(name), false) = (name, writes.is_empty() && trips == 0) else {
+            if kind == Step::Read || (trips == 0 && writes.is_empty()) {
                 return Ok(Tried::Over(result));
-            };
-            let reads: Vec<(&Command, &[u8])> = seen
-                .iter()
-                .filter(|(command, _)| is_checked(command))
-                .map(|(command, (_, digest))| (command, &digest[..]))
-                .collect();
-            return Ok(match self.link.commit(&self.turn(), name, &reads, &writes).await? {
-                Ended::Done => Tried::Over(result),
+            }
+            let next_chunk = writes.field(&self.key("meta"), b"chunk").map(<[u8]>::to_vec);
+            return Ok(match self.commit(&seen, writes, kind, None).await? {
+                Ended::Done(time) => {
+                    self.at_once.clock.set(time);
+                    if let Some(next) = next_chunk {
+                        self.at_once.expect_chunk(next);
+                    }
+                    Tried::Over(result)
+                }
                 Ended::Changed => Tried::Changed,
                 Ended::Wait => Tried::Wait,
             });
         }
         Err(Error::unavailable("a step in Redis never came to its end", "report this"))
+    }
+
+    /// Writes what a step decided, if all that it has seen is still so, and says something on a channel.
+    pub(super) async fn commit(
+        &self,
+        seen: &Seen,
+        writes: Writes,
+        kind: Step<'_>,
+        said: Option<(String, &str)>,
+    ) -> Result<Ended> {
+        let (name, when_full) = match kind {
+            Step::Read => (&[][..], true),
+            Step::Add(name) => (name, false),
+            Step::Write(name) => (name, true),
+        };
+        let reads: Vec<(&Command, &[u8])> = seen
+            .iter()
+            .filter(|(command, _)| is_checked(command))
+            .map(|(command, (_, sign))| (command, &sign[..]))
+            .collect();
+        let (turn, meta, mut writes) = (self.turn(), self.key("meta"), writes.commands(when_full));
+        writes
+            .extend(said.map(|(channel, hint)| ["PUBLISH", &channel, hint].map(|word| word.into()).to_vec()));
+        let commit = Commit { name, turn: &turn, meta: &meta, when_full, reads: &reads, writes: &writes };
+        self.link.commit(&commit).await
     }
 
     /// What a step reads first, found out by running it on nothing: so that is read together with the time and the catalogue.
@@ -139,7 +200,7 @@ impl RedisStore {
         let version = self.catalog_version();
         let commands: Vec<Command> = std::iter::once(version.clone()).chain(reads).take(MOMENT).collect();
         let moment = self.link.read(&self.turn(), &commands).await?;
-        let now = moment.now;
+        let now = self.heard(moment.now);
         seen.extend(commands.into_iter().zip(moment.replies));
         let cached = self.cache.get();
         if catalog::version_of(seen.get(&version).map(|(value, _)| value)) == cached.version {
@@ -159,47 +220,92 @@ impl RedisStore {
         Ok((now, fresh))
     }
 
-    fn catalog_version(&self) -> Command {
-        hget(&key(&self.options.name, "meta"), b"catalog")
+    fn heard(&self, now: Micros) -> Time {
+        self.at_once.clock.set(now);
+        now.time()
     }
 
-    fn turn(&self) -> Vec<u8> {
-        key(&self.options.name, "turn")
+    pub(super) fn catalog_version(&self) -> Command {
+        hget(&self.key("meta"), b"catalog")
+    }
+
+    pub(super) fn key(&self, what: &str) -> Vec<u8> {
+        key(&self.options.name, what)
+    }
+
+    pub(super) fn turn(&self) -> Vec<u8> {
+        self.key("turn")
     }
 
     async fn fetch(&self, seen: &mut Seen, mut missing: Vec<Command>) -> Result<()> {
         missing.sort_unstable();
         missing.dedup();
-        for some in missing.chunks(MOMENT) {
+        let mut missing = missing.into_iter();
+        while !missing.as_slice().is_empty() {
+            let some = &missing.as_slice()[..missing.len().min(MOMENT)];
             let moment = self.link.read(&self.turn(), some).await?;
-            seen.extend(some.iter().cloned().zip(moment.replies));
+            // What did not fit into this moment is for the next one.
+            seen.extend(missing.by_ref().take(moment.replies.len()).zip(moment.replies));
         }
         Ok(())
     }
 
-    /// True if it is this step's turn now. A server that is full grants none.
-    async fn take_turn(&self, name: &str) -> Result<bool> {
-        let mut command = redis::cmd("SET");
-        command.arg(self.turn()).arg(name).arg("NX").arg("PX").arg(TURN.as_millis() as u64);
-        Ok(self.link.send(&command, true).await? != Value::Nil)
-    }
-
-    /// A commit has ended the turn already; a step that wrote nothing has not. If this fails, the turn ends by itself.
-    async fn end_turn(&self, name: &str) {
-        if let Err(error) = self.link.commit(&self.turn(), name.as_bytes(), &[], &[]).await {
-            tracing::debug!(error = %error, "a turn ends by itself");
-        }
-    }
-
     /// Draws more numbers for slices, of which `wanted` are needed at once.
-    async fn draw_numbers(&self, wanted: i64) -> Result<()> {
+    pub(super) async fn draw_numbers(&self, wanted: i64) -> Result<()> {
         let count = wanted + NUMBERS;
-        let mut command = redis::cmd("INCRBY");
-        command.arg(key(&self.options.name, "slices")).arg(count);
-        let Value::Int(last) = self.link.send(&command, true).await? else {
+        let words = [b"INCRBY".to_vec(), self.key("slices"), count.to_string().into_bytes()];
+        let Value::Int(last) = self.link.small(&self.key("meta"), &words).await? else {
             return Err(Error::unavailable("Redis gave no number", "see the server's log"));
         };
         self.numbers.fill(last - count + 1, count);
         Ok(())
+    }
+}
+
+/// A turn that a step may have. However the step ends, others need not wait until the turn ends by itself: not for an error, and not for a
+/// caller who went away.
+struct Turn {
+    link: Link,
+    turn: Vec<u8>,
+    meta: Vec<u8>,
+    name: String,
+    taken: bool,
+}
+
+impl Turn {
+    /// True if it is this step's turn now.
+    async fn take(&mut self) -> Result<bool> {
+        let millis = TURN.as_millis().to_string();
+        let words = [&b"SET"[..], &self.turn[..], self.name.as_bytes(), b"NX", b"PX", millis.as_bytes()];
+        // Whoever goes away while he asks for it may get it.
+        self.taken = true;
+        Ok(self.link.small(&self.meta, &words.map(<[u8]>::to_vec)).await? != Value::Nil)
+    }
+
+    /// A commit has ended the turn already; a step that wrote nothing has not. If this fails, the turn ends by itself.
+    async fn end(&mut self) {
+        if self.taken {
+            end_turn(&self.link, &self.turn, &self.meta, self.name.as_bytes()).await;
+            self.taken = false;
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let runtime = tokio::runtime::Handle::try_current().ok().filter(|_| self.taken);
+        if let Some(runtime) = runtime {
+            let (link, turn, meta) = (self.link.clone(), self.turn.clone(), self.meta.clone());
+            let name = self.name.clone();
+            // Nobody is left to wait for it, and it ends with its one command.
+            drop(runtime.spawn(async move { end_turn(&link, &turn, &meta, name.as_bytes()).await }));
+        }
+    }
+}
+
+async fn end_turn(link: &Link, turn: &[u8], meta: &[u8], name: &[u8]) {
+    let commit = Commit { name, turn, meta, when_full: true, reads: &[], writes: &[] };
+    if let Err(error) = link.commit(&commit).await {
+        tracing::debug!(error = %error, "a turn ends by itself");
     }
 }

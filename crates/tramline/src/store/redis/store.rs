@@ -86,16 +86,28 @@ impl Store for RedisStore {
     }
 
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        self.write(emit.now, |session: &Session<'_>| emit::emit(session, &emit.units)).await
+        if let Some(emitted) = self.emit_at_once(&emit).await? {
+            return Ok(emitted);
+        }
+        self.add(emit.now, |session: &Session<'_>| emit::emit(session, &emit.units)).await
     }
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
+        if let Some((raw, catalog)) = self.claim_at_once(&claim).await? {
+            return raw.decode(&catalog);
+        }
         let take = |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.catalog()));
         let (raw, catalog) = self.write(claim.now, take).await?;
+        if raw.stopped_by.is_none() && !raw.backfilling {
+            self.at_once.is_filled(claim.subscription, catalog.version);
+        }
         raw.decode(&catalog)
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
+        if let Some(settled) = self.settle_at_once(&settle).await? {
+            return Ok(settled);
+        }
         self.write(settle.now, |session: &Session<'_>| settle::settle(session, &settle)).await
     }
 
@@ -172,7 +184,14 @@ impl Store for RedisStore {
     }
 
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
-        self.write(release.now, |session: &Session<'_>| mend::release_parked(session, &release)).await
+        let (mut count, mut next) = (0, Some(Vec::new()));
+        while let Some(from) = next {
+            let step = |session: &Session<'_>| mend::release_parked(session, &release, &from);
+            let (some, rest) = self.write(release.now, step).await?;
+            count += some;
+            next = rest;
+        }
+        Ok(count)
     }
 
     async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
@@ -196,11 +215,11 @@ impl Store for RedisStore {
     }
 
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
-        self.write(open.now, |session: &Session<'_>| tally::open(session, &open.tally)).await
+        self.add(open.now, |session: &Session<'_>| tally::open(session, &open.tally)).await
     }
 
     async fn add_items(&self, add: AddItems) -> Result<Added> {
-        self.write(add.now, |session: &Session<'_>| tally::add(session, add)).await
+        self.add(add.now, |session: &Session<'_>| tally::add(session, add)).await
     }
 
     async fn seal_tally(&self, seal: SealTally) -> Result<SealedTally> {
@@ -280,7 +299,7 @@ impl Store for RedisStore {
 
     async fn run_schedule(&self, run: NameSchedule) -> Result<Emission> {
         let step = |session: &Session<'_>| schedule::run(session, &run.name);
-        self.write(run.now, step).await
+        self.add(run.now, step).await
     }
 
     async fn tick(&self, tick: Tick) -> Result<Ticked> {
@@ -291,7 +310,7 @@ impl Store for RedisStore {
             return Ok(Ticked { next: next.map(Time), now, ..Ticked::default() });
         }
         let step = |session: &Session<'_>| schedule::tick(session, tick);
-        self.write(tick.now, step).await
+        self.add(tick.now, step).await
     }
 
     async fn put_token(&self, put: PutToken) -> Result<Token> {
@@ -312,7 +331,7 @@ impl Store for RedisStore {
     }
 
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {
-        self.write(beat.now, |session: &Session<'_>| sweep::beat(session, &beat)).await
+        self.beat_once(&beat).await
     }
 
     async fn workers(&self) -> Result<Vec<Worker>> {

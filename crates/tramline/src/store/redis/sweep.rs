@@ -6,10 +6,11 @@ use super::claim::{self, Interrupted};
 use super::erase::expire_keys;
 use super::look::{workers, workers_key};
 use super::rows::{
-    Logged, expect_chunks, expect_slices, insert, lanes, logged, one_chunk, remove_chunks, slices_at,
-    slices_with, write_lane, write_slice,
+    Logged, entries, expect_chunks, expect_slices, insert, lanes, load, logged, one_chunk, remove_chunks,
+    slices_at, write_lane, write_slice,
 };
 use super::session::Session;
+use super::tuple::Tuple;
 use super::{RedisStore, drops, erase, limit, mend, remote, rules, unique};
 use crate::error::Result;
 use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
@@ -18,6 +19,7 @@ use crate::model::slice::{Slice, State};
 use crate::model::subscription::Subscription;
 use crate::model::time::Time;
 use crate::store::backfill::slices_of;
+use crate::store::deleted::within_a_step;
 use crate::store::retention::{Looked, Seen, Stretch, Walk};
 use crate::store::verbs::{Beat, Sweep, Swept, Worker};
 use std::collections::BTreeSet;
@@ -29,16 +31,13 @@ const AUDIT_KEPT: i64 = 10_000;
 /// How many rows one step of a sweep removes.
 const STEP: u32 = 100;
 
-pub(super) fn beat(session: &Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
-    let known = workers(session)?;
-    // A restarted process goes on at once with what its former self held.
-    for former in known.iter().filter(|w| w.name == beat.name && w.incarnation != beat.incarnation) {
-        bury(session, former.incarnation)?;
-    }
+/// A sign of life, after what a former self held was set free.
+fn beat(session: &Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
     let field = beat.incarnation.to_string();
     if beat.leaving {
         session.remove(workers_key(session), field);
     } else {
+        let known = workers(session)?;
         let born = known.iter().find(|worker| worker.incarnation == beat.incarnation);
         let (name, born_at) = born.map_or((&beat.name, session.now), |worker| (&worker.name, worker.born_at));
         let row = written(&(name, &beat.subscriptions, born_at, session.now));
@@ -47,30 +46,92 @@ pub(super) fn beat(session: &Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
     workers(session)
 }
 
-/// A worker is known to be dead: its leases end now. Gives the subscriptions that have work again.
-fn bury(session: &Session<'_>, owner: Incarnation) -> Result<BTreeSet<SubscriptionId>> {
-    let now = session.now;
-    let mut woken = BTreeSet::new();
-    for subscription in session.catalog().subscriptions() {
-        let id = subscription.id;
-        for state in [State::Leased, State::Consumed] {
-            for slice in slices_with(session, id, &[state as i64, 0], usize::MAX)? {
-                if slice.owner == owner {
-                    write_slice(session, &Slice { due_at: now, ..slice })?;
-                    woken.insert(id);
-                }
-            }
-        }
-        for lane in lanes(session, id)?.into_iter().filter(|lane| lane.owner == Some(owner)) {
-            write_lane(session, &Lane { until: now, ..lane });
-            woken.insert(id);
-        }
+/// The leases that a dead worker has among some slices of a subscription end now. Gives whether there were any, and where to go on.
+fn bury_some(
+    session: &Session<'_>,
+    owner: Incarnation,
+    id: SubscriptionId,
+    (from, to): (Vec<u8>, Vec<u8>),
+) -> Result<(bool, Option<Vec<u8>>)> {
+    // What is claimed since is somebody else's; what is extended meanwhile is alive.
+    let page = session.loosely(|| entries(session, id, (from, to), STEP as usize))?;
+    let mut some = false;
+    for slice in load(session, &page)?.into_iter().filter(|slice| slice.owner == owner) {
+        write_slice(session, &Slice { due_at: session.now, ..slice })?;
+        some = true;
     }
-    session.remove(workers_key(session), owner.to_string());
-    Ok(woken)
+    let last = page.last().filter(|_| page.len() == STEP as usize);
+    Ok((some, last.map(|last| Tuple::new().with(&last.columns()).end())))
+}
+
+/// The lanes that a dead worker holds are free now.
+fn bury_lanes(session: &Session<'_>, owner: Incarnation, id: SubscriptionId) -> Result<bool> {
+    let mut some = false;
+    for lane in lanes(session, id)?.into_iter().filter(|lane| lane.owner == Some(owner)) {
+        write_lane(session, &Lane { until: session.now, ..lane });
+        some = true;
+    }
+    Ok(some)
 }
 
 impl RedisStore {
+    /// A restarted process goes on at once with what its former self held.
+    pub(super) async fn beat_once(&self, given: &Beat) -> Result<Vec<Worker>> {
+        for worker in self.read(given.now, workers).await? {
+            let is_former =
+                |worker: &Worker| worker.name == given.name && worker.incarnation != given.incarnation;
+            if is_former(&worker) {
+                self.bury(given.now, worker.incarnation, |worker, _| is_former(worker)).await?;
+            }
+        }
+        self.write(given.now, |session: &Session<'_>| beat(session, given)).await
+    }
+
+    /// A worker is known to be dead: its leases end now, some at a time. Gives the subscriptions that have work again, if it was so.
+    async fn bury(
+        &self,
+        now: Option<Time>,
+        owner: Incarnation,
+        is_dead: impl Fn(&Worker, Time) -> bool,
+    ) -> Result<Option<BTreeSet<SubscriptionId>>> {
+        let still = |session: &Session<'_>| {
+            let worker = workers(session)?.into_iter().find(|worker| worker.incarnation == owner);
+            Ok(worker.is_some_and(|worker| is_dead(&worker, session.now)))
+        };
+        let mut woken = BTreeSet::new();
+        if !self.read(now, still).await? {
+            return Ok(None);
+        }
+        for subscription in self.read(now, |session| Ok(session.catalog().subscriptions().to_vec())).await? {
+            let id = subscription.id;
+            for state in [State::Leased, State::Consumed] {
+                let (mut next, to) = {
+                    let (from, to) = Tuple::new().with(&[state as i64, 0]).all();
+                    (Some(from), to)
+                };
+                while let Some(from) = next {
+                    let step = |session: &Session<'_>| match still(session)? {
+                        true => bury_some(session, owner, id, (from.clone(), to.clone())),
+                        false => Ok((false, None)),
+                    };
+                    let (some, rest) = self.write(now, step).await?;
+                    woken.extend(Some(id).filter(|_| some));
+                    next = rest;
+                }
+            }
+            let step = |session: &Session<'_>| Ok(still(session)? && bury_lanes(session, owner, id)?);
+            if self.write(now, step).await? {
+                woken.insert(id);
+            }
+        }
+        let end = |session: &Session<'_>| {
+            session.remove(workers_key(session), owner.to_string());
+            Ok(())
+        };
+        self.write(now, end).await?;
+        Ok(Some(woken))
+    }
+
     pub(super) async fn sweep_all(&self, sweep: &Sweep) -> Result<Swept> {
         let now = sweep.now;
         let mut swept = Swept::default();
@@ -78,15 +139,7 @@ impl RedisStore {
         if let Some(dead_after) = sweep.dead_after {
             let dead = |worker: &Worker, now: Time| worker.beat_at <= now.before(dead_after);
             for worker in self.read(now, workers).await? {
-                let step = |session: &Session<'_>| {
-                    let still =
-                        workers(session)?.into_iter().find(|one| one.incarnation == worker.incarnation);
-                    match still.filter(|worker| dead(worker, session.now)) {
-                        Some(worker) => bury(session, worker.incarnation).map(Some),
-                        None => Ok(None),
-                    }
-                };
-                if let Some(woken) = self.write(now, step).await? {
+                if let Some(woken) = self.bury(now, worker.incarnation, dead).await? {
                     swept.workers += 1;
                     wake.extend(woken);
                 }
@@ -104,6 +157,8 @@ impl RedisStore {
         // First what was deleted: it may be all that keeps chunks past their retention.
         swept.more |= self.in_steps(now, sweep.limit, erase::erase).await?;
         swept.more |= self.retire(now, sweep.limit, &mut swept.chunks).await?;
+        swept.more |= self.in_steps(now, sweep.limit, expire_keys).await?;
+        swept.more |= self.in_steps(now, sweep.limit, unique::expire).await?;
         self.write(now, |session: &Session<'_>| expire_entries(session, sweep.limit.min(STEP) as usize))
             .await?;
         Ok(swept)
@@ -208,11 +263,9 @@ pub(super) fn backfill_floor(session: &Session<'_>, topic: TopicId) -> Result<i6
 }
 
 fn expire_entries(session: &Session<'_>, limit: usize) -> Result<()> {
-    expire_keys(session, limit)?;
     rules::expire(session)?;
     remote::expire(session, limit)?;
     drops::expire(session, limit)?;
-    unique::expire(session, limit)?;
     rules::expire_audit(session, AUDIT_KEPT)
 }
 
@@ -225,14 +278,15 @@ pub(super) fn backfill(session: &Session<'_>, id: SubscriptionId) -> Result<bool
     let Some(of) = catalog.topic_by_id(filling.topic) else { return Ok(false) };
     let end = filling.until.saturating_add(1);
     let page = logged(session, filling.topic, filling.next, end, BACKFILL_STEP)?;
-    let chunks: Vec<ChunkId> = page.iter().map(|logged| logged.chunk).collect();
+    let count = within_a_step(page.iter().map(|logged| logged.bytes));
+    let chunks: Vec<ChunkId> = page.iter().take(count).map(|logged| logged.chunk).collect();
     expect_chunks(session, chunks.iter().copied())?;
     for chunk in &chunks {
         if let Some(row) = one_chunk(session, *chunk)? {
             insert(session, &slices_of(&row, of, subscription)?)?;
         }
     }
-    let done = chunks.len() < BACKFILL_STEP;
+    let done = count == page.len() && page.len() < BACKFILL_STEP;
     let reached = if done { filling.until } else { chunks.last().map_or(filling.until, |chunk| chunk.0) };
     write_filling(session, &Filling { next: reached + 1, ..filling });
     Ok(backfills(session)?.contains(&id))

@@ -48,7 +48,7 @@ fn write(session: &Session<'_>, topic: TopicId, key: &str, new: &Row) -> Result<
 }
 
 /// Forgets a unique key.
-pub(super) fn forget(session: &Session<'_>, topic: TopicId, key: &str) -> Result<()> {
+fn forget(session: &Session<'_>, topic: TopicId, key: &str) -> Result<()> {
     let Some(old) = row(session, topic, key)? else { return Ok(()) };
     session.remove(keys_of(session, topic), key.as_bytes());
     session.withdraw(looks(session), look(old.look_at, topic, key));
@@ -89,22 +89,33 @@ pub(super) fn keep(session: &Session<'_>, entries: &[Entry]) -> Result<()> {
     Ok(())
 }
 
-/// Removes entries whose event is not pending and counts no longer.
-pub(super) fn expire(session: &Session<'_>, limit: usize) -> Result<()> {
+/// Removes entries whose event is not pending and counts no longer. True if there may be more.
+pub(super) fn expire(session: &Session<'_>, limit: u32) -> Result<bool> {
     let range = (Tuple::new().bytes(), Tuple::new().with(&[session.now.0.saturating_add(1)]).bytes());
-    for member in session.range(&looks(session), range, limit)? {
-        let mut columns = Columns(&member);
-        columns.number();
-        let (topic, key) = (TopicId(columns.number()), columns.text());
-        let Some(old) = row(session, topic, &key)? else {
-            session.withdraw(looks(session), member);
-            continue;
-        };
+    let ended = session.range(&looks(session), range, limit as usize)?;
+    let names: Vec<Name> = ended
+        .iter()
+        .map(|member| {
+            let mut columns = Columns(member);
+            columns.number();
+            (TopicId(columns.number()), columns.text())
+        })
+        .collect();
+    session.expect(names.iter().map(|(topic, key)| hget(&keys_of(session, *topic), key.as_bytes())))?;
+    let mut rows = Vec::with_capacity(names.len());
+    for (topic, key) in &names {
+        rows.push(row(session, *topic, key)?);
+    }
+    expect_slices(session, rows.iter().flatten().map(|row| row.event.chunk()))?;
+    let many = ended.len() >= limit as usize;
+    for (((topic, key), old), member) in names.into_iter().zip(rows).zip(ended) {
+        session.withdraw(looks(session), member);
+        let Some(old) = old.filter(|old| old.look_at <= session.now) else { continue };
         if old.until > session.now || is_pending(session, old.event)? {
             write(session, topic, &key, &Row { look_at: session.now.after(NEXT_LOOK), ..old })?;
         } else {
             forget(session, topic, &key)?;
         }
     }
-    Ok(())
+    Ok(many)
 }

@@ -22,6 +22,6 @@ pub struct Emission {
     pub wake: Vec<SubscriptionId>,
     /// True when the idempotency key was known: this is the first receipt, and nothing was stored now.
     pub repeated: bool,
-    /// True when the hint for it comes with another emit that was committed together with it.
+    /// True when the hint for it was given with the commit, or comes with another emit that was committed together with it.
     pub hinted: bool,
 }

@@ -1,20 +1,23 @@
 -- Writes a step, if all that it has read is still so. Everything is checked before the first write, so a step happens or it does not.
--- KEYS[1]: who has the turn, if somebody was overtaken too often. ARGV: the name of the step; 'cluster' in a Cluster; the number of
--- its reads; for each read the number of its words, the words and the digest of its reply; then for each write the number of its
--- words and the words. Gives 'done', 'changed' if a read gives something else by now, 'wait' if it is somebody else's turn.
-local function digest(reply)
-    if type(reply) == 'string' then return redis.sha1hex(reply) end
-    return redis.sha1hex(cmsgpack.pack(reply))
+-- KEYS[1]: who has the turn, if somebody was overtaken too often. KEYS[2]: a hash that is always there. ARGV: the name of the step;
+-- 'cluster' in a Cluster; 'full' if it may be done on a server that is full; the number of its reads; for each read the number of its
+-- words, the words and what its reply is known by; then for each write the number of its words and the words. Gives 'changed' if a
+-- read gives something else by now, 'wait' if it is somebody else's turn, else the time (seconds, microseconds).
+local function sign(reply)
+    if not reply then return '-' end
+    if type(reply) == 'number' then return ':' .. reply end
+    if type(reply) == 'string' then return #reply > 100 and redis.sha1hex(reply) or '=' .. reply end
+    return #reply > 0 and redis.sha1hex(cmsgpack.pack(reply)) or '0'
 end
 
 local turn = redis.call('GET', KEYS[1])
 if turn and turn ~= ARGV[1] then return 'wait' end
 
-local at = 4
-for _ = 1, tonumber(ARGV[3]) do
+local at = 5
+for _ = 1, tonumber(ARGV[4]) do
     local words = tonumber(ARGV[at])
     local reply = redis.call(unpack(ARGV, at + 1, at + words))
-    if digest(reply) ~= ARGV[at + words + 1] then return 'changed' end
+    if sign(reply) ~= ARGV[at + words + 1] then return 'changed' end
     at = at + words + 2
 end
 
@@ -25,6 +28,8 @@ while ARGV[2] == 'cluster' and at <= #ARGV do
     at = at + tonumber(ARGV[at]) + 1
 end
 
+-- A server that is full lets a script go on that has begun with a removal.
+if ARGV[3] == 'full' then redis.call('HDEL', KEYS[2], 'nothing') end
 at = first
 while at <= #ARGV do
     local words = tonumber(ARGV[at])
@@ -32,4 +37,4 @@ while at <= #ARGV do
     at = at + words + 1
 end
 if turn then redis.call('DEL', KEYS[1]) end
-return 'done'
+return redis.call('TIME')

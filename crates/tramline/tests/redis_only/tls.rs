@@ -1,0 +1,55 @@
+//! Servers that speak TLS.
+
+use crate::bed::{Server, claim, emit, events, free_port, subscribe};
+use std::process::Command;
+use tramline::error::Kind;
+use tramline::model::subscription::Ordering;
+use tramline::store::redis::RedisStore;
+
+const URL: &str = "TRAMLINE_TEST_REDIS_TLS";
+
+fn file(name: &str) -> String {
+    format!("{}/tests/push/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A server with a certificate that it has signed itself, and its URL.
+fn server() -> (Server, String) {
+    let port = free_port().to_string();
+    let (cert, key) = (file("cert.pem"), file("key.pem"));
+    let files = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &cert];
+    let settings = [&["--tls-port", &port, "--tls-auth-clients", "no"][..], &files[..]].concat();
+    (Server::start_with(&settings), format!("rediss://127.0.0.1:{port}"))
+}
+
+/// Nobody had said which cryptography to use, and the first connection was a panic.
+#[tokio::test]
+async fn a_certificate_that_nobody_vouches_for_is_refused() {
+    let (_server, url) = server();
+    let error = RedisStore::open(url.parse().unwrap()).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unavailable);
+}
+
+/// Which certificates a process trusts is set for all of it, so this takes one of its own.
+#[test]
+fn a_server_with_a_trusted_certificate_is_used() {
+    let (_server, url) = server();
+    let used = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "tls::used_by_a_process_that_trusts_it"])
+        .env("SSL_CERT_FILE", file("cert.pem"))
+        .env(URL, url)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&used.stdout);
+    assert!(used.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[tokio::test]
+#[ignore = "run by the test above"]
+async fn used_by_a_process_that_trusts_it() {
+    // Somebody who runs all that is ignored has no such server.
+    let Ok(url) = std::env::var(URL) else { return };
+    let store = RedisStore::open(url.parse().unwrap()).await.unwrap();
+    let id = subscribe(&store, Ordering::None).await;
+    emit(&store, events(3)).await.unwrap();
+    assert_eq!(claim(&store, id, 10).await.unwrap().slices[0].events.len(), 3);
+}
