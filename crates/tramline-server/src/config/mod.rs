@@ -53,6 +53,7 @@ pub(crate) struct Config {
     pub(crate) max_payload: usize,
     pub(crate) max_body: usize,
     pub(crate) max_connections: usize,
+    pub(crate) max_buffered: usize,
     pub(crate) max_requests: usize,
     pub(crate) max_waiting: usize,
     pub(crate) max_followers: usize,
@@ -163,14 +164,16 @@ impl Config {
             return Err(format!("max_payload is out of range: use 1 to {most} bytes").into());
         }
         let counts = [
-            self.max_body,
+        if self.max_body == 0 || self.max_buffered == 0 {
+            return Err("a size is out of range: use at least 1 byte".into());
+        }
             self.max_connections,
             self.max_requests,
             self.max_waiting,
             self.max_followers,
             self.push_requests,
         ];
-        if counts.contains(&0) || counts[1..].iter().any(|count| *count > 1_000_000) {
+        if counts.iter().any(|count| !(1..=1_000_000).contains(count)) {
             return Err("a limit is out of range: use 1 to 1,000,000".into());
         }
         self.keyring()?;

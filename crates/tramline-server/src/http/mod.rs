@@ -1,7 +1,7 @@
 //! The HTTP API.
 //!
 //! - [`routes`]: every route, on one page; [`openapi`], [`schema`]: their description, made from the same list
-//! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
+//! - [`app`]: what all handlers share; [`limits`], [`place`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`] (with [`unique`]), [`ndjson`], [`events`], [`follow`]: events, in and out
 //! - [`topics`], [`subscriptions`] (with [`limited`]), [`control`], [`dead`]: looking and steering
 //! - [`tallies`]: fan-outs that are tracked to completion; [`schedules`]: what is emitted at certain times
@@ -34,6 +34,7 @@ mod ndjson;
 mod openapi;
 pub(crate) mod params;
 pub(crate) mod problem;
+mod place;
 pub(crate) mod push;
 pub(crate) mod routes;
 mod rules;
