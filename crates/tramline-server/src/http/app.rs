@@ -37,7 +37,7 @@ pub(crate) struct App {
     pub(crate) owners: Owners,
     /// What secrets are encrypted with.
     pub(crate) keyring: Keyring,
-    /// One change of a subscription at a time: what is left out is read and written again.
+    /// One change of a subscription at a time; see [`crate::http::change`].
     pub(crate) changing: tokio::sync::Mutex<()>,
     pub(crate) metrics: Arc<Metrics>,
     /// Cancelled when the server is asked to stop: who waits, answers; who follows, ends.

@@ -138,7 +138,7 @@ impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
         let status = match error.kind() {
             Kind::NotFound => StatusCode::NOT_FOUND,
-            Kind::Conflict | Kind::LeaseLost => StatusCode::CONFLICT,
+            Kind::Conflict | Kind::Changed | Kind::LeaseLost => StatusCode::CONFLICT,
             Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             _ => StatusCode::UNPROCESSABLE_ENTITY,

@@ -71,6 +71,7 @@ async fn names_that_cannot_be_are_refused_everywhere() {
         bed.put("/v1/subscriptions/s", json!({"topics": ["bad name"]})).await.problem(422);
     }
     bed.get("/v1/topics/%ff/events").await.problem(400);
+    bed.delete("/v1/subscriptions/%ff/secrets/x").await.problem(400);
 }
 
 #[tokio::test]
@@ -186,7 +187,6 @@ async fn a_server_with_too_much_to_do_says_when_to_come_back() {
     reply.problem(429);
 }
 
-#[tokio::test]
 /// A thousand clients that sent a byte now and then took all places, and everybody else was refused.
 #[tokio::test]
 async fn a_request_whose_body_is_still_coming_takes_no_place() {
@@ -230,6 +230,7 @@ async fn whoever_guesses_tokens_takes_no_place() {
     bed.get("/v1/topics").await.problem(503);
 }
 
+#[tokio::test]
 async fn a_store_that_is_gone_is_told_and_nothing_is_acknowledged() {
     let bed = Bed::open().await;
     bed.post(EVENTS, json!({"payload": 1})).await.good();

@@ -13,7 +13,8 @@ mod sweep;
 mod token;
 
 pub use catalog::{
-    MAX_PATTERN_RULES, PutSubscription, PutTopic, RemovePatternRule, RuleEnd, SetPatternRule, SetRule,
+    Expected, MAX_PATTERN_RULES, PutSubscription, PutTopic, RemovePatternRule, RuleEnd, SetPatternRule,
+    SetRule,
 };
 pub use claim::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
 pub use emit::{Emission, Emit};
