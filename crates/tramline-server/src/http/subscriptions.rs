@@ -387,11 +387,8 @@ async fn pushed(app: &App, subscription: &Subscription, stats: &Stats) -> Answer
     let Some(push) = &subscription.policy.push else { return Ok(None) };
     let board = app.ask(app.tram.push_board()).await?;
     let entry = board.into_iter().find(|entry| entry.subscription.id == subscription.id);
-    let (health, now) = match entry {
-        Some(entry) => (entry.health, entry.now),
-        None => (Health::default(), app.ask(app.tram.store().now()).await?),
-    };
-    let pending = Pending { counts: stats.counts, oldest_ready_at: stats.oldest_ready_at, now };
+    let health = entry.map_or_else(Health::default, |entry| entry.health);
+    let pending = Pending::look(app, subscription, push, stats).await?;
     Ok(Some(PushOut::new(push, &health, pending)))
 }
 
