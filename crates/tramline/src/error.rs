@@ -10,6 +10,8 @@ pub enum Kind {
     NotFound,
     /// It exists, but not in a state or shape that allows this.
     Conflict,
+    /// Somebody else has changed it since it was read; nothing was changed. Read it again, and try again.
+    Changed,
     /// The lease has ended or was taken over; nothing was changed.
     LeaseLost,
     /// The store cannot be reached or is too busy; nothing is known to have happened. Try again later, and blindly

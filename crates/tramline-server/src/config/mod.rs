@@ -1,12 +1,13 @@
 //! Settings, resolved: what the server works with.
 //!
 //! - [`settings`]: where they come from: flags, environment and a TOML file, in this order of precedence
-//! - [`print`]: the resolved ones as such a file
+//! - [`print`]: the resolved ones as such a file; [`masked`]: URLs without their secrets
 
+mod masked;
 mod print;
 mod settings;
 
-pub(crate) use print::without_password;
+pub(crate) use masked::without_password;
 pub(crate) use settings::Args;
 
 use crate::bench::BoxError;
@@ -52,6 +53,7 @@ pub(crate) struct Config {
     pub(crate) address_file: Option<PathBuf>,
     pub(crate) max_payload: usize,
     pub(crate) max_body: usize,
+    pub(crate) max_buffered: usize,
     pub(crate) max_connections: usize,
     pub(crate) max_requests: usize,
     pub(crate) max_waiting: usize,
@@ -162,15 +164,17 @@ impl Config {
         if self.max_payload == 0 || self.max_payload > most {
             return Err(format!("max_payload is out of range: use 1 to {most} bytes").into());
         }
+        if self.max_body == 0 || self.max_buffered == 0 {
+            return Err("a size is out of range: use at least 1 byte".into());
+        }
         let counts = [
-            self.max_body,
             self.max_connections,
             self.max_requests,
             self.max_waiting,
             self.max_followers,
             self.push_requests,
         ];
-        if counts.contains(&0) || counts[1..].iter().any(|count| *count > 1_000_000) {
+        if counts.iter().any(|count| !(1..=1_000_000).contains(count)) {
             return Err("a limit is out of range: use 1 to 1,000,000".into());
         }
         self.keyring()?;

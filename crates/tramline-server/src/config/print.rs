@@ -1,6 +1,7 @@
 //! The resolved settings as a file, commented with the help of the flags.
 
 use super::Config;
+use super::masked::without_password;
 use super::settings::{ROOT_TOKEN, SECRET_KEY, Settings};
 use crate::bench::BoxError;
 
@@ -27,7 +28,7 @@ impl Config {
                 Some(_) if ["root_token", "secret_key"].contains(&name) => {
                     text.push_str(&format!("# {name} = \"(set, not shown)\"\n"));
                 }
-                Some(value) => text.push_str(&format!("{name} = {}\n", shown(name, value))),
+                Some(value) => text.push_str(&format!("{name} = {}\n", shown(value))),
                 None => text.push_str(&format!("# {name} =\n")),
             }
         }
@@ -45,27 +46,11 @@ fn secret(name: &str) -> String {
     }
 }
 
-/// A value as TOML, without the password that a URL may hold.
-fn shown(name: &str, value: &toml::Value) -> String {
-    match value.as_str() {
-        Some(url) if name.starts_with("store") || name == "wake" => {
-            toml::Value::from(without_password(url)).to_string()
-        }
-        _ => value.to_string(),
-    }
-}
-
-/// A URL with its password replaced.
-pub(crate) fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let end = rest.find('/').unwrap_or(rest.len());
-    match rest[..end]
-        .rsplit_once('@')
-        .and_then(|(user, host)| user.split_once(':').map(|(user, _)| (user, host)))
-    {
-        Some((user, host)) => format!("{scheme}://{user}:***@{host}{}", &rest[end..]),
-        None => url.to_owned(),
-    }
+/// A value as TOML, without the secrets that a URL may hold.
+fn shown(value: &toml::Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), |text| toml::Value::from(without_password(text)).to_string())
 }
 
 /// For the help texts of the flags, which are the comments of the file.
@@ -115,8 +100,18 @@ mod tests {
     }
 
     #[test]
-    fn passwords_are_not_shown() {
-        assert_eq!(without_password("postgres://u:p@h:1/d?x=a@b"), "postgres://u:***@h:1/d?x=a@b");
-        assert_eq!(without_password("sqlite://a.db"), "sqlite://a.db");
+    fn passwords_are_not_shown_whatever_the_setting() {
+        let url = || "http://user:hidden@host:1/?password=hidden".to_owned();
+        let config = Config {
+            store: url(),
+            store_listen_url: Some(url()),
+            wake: Some(url()),
+            push_proxy: Some(url()),
+            otlp_endpoint: Some(url()),
+            ..Settings::default().resolve().unwrap()
+        };
+        let printed = config.render().unwrap();
+        assert!(!printed.contains("hidden"), "{printed}");
+        assert_eq!(printed.matches("http://user:***@host:1/?password=***").count(), 5);
     }
 }

@@ -60,10 +60,13 @@ pub(crate) struct Settings {
     /// The largest request body, in bytes, after decompression; streams have no end
     #[arg(long, env = "TRAMLINE_MAX_BODY")]
     max_body: Option<usize>,
+    /// How many bytes of request bodies are held at the same time while the rest of them comes, not counting the first 64 KiB of each
+    #[arg(long, env = "TRAMLINE_MAX_BUFFERED")]
+    max_buffered: Option<usize>,
     /// How many connections are open at most
     #[arg(long, env = "TRAMLINE_MAX_CONNECTIONS")]
     max_connections: Option<usize>,
-    /// How many requests are worked on at the same time, not counting those that wait or follow
+    /// How many requests are worked on at the same time, not counting those that wait, follow or are still coming
     #[arg(long, env = "TRAMLINE_MAX_REQUESTS")]
     max_requests: Option<usize>,
     /// How many claims wait for events at the same time
@@ -78,7 +81,7 @@ pub(crate) struct Settings {
     /// How long a client may take to send the headers of a request, and stay idle between two
     #[arg(long, env = "TRAMLINE_HEADER_TIMEOUT_MS")]
     header_timeout_ms: Option<u64>,
-    /// How long a client may pause while it sends a body
+    /// How long a client may pause while it sends a body; one that is not a stream also has to come in this time, and a second for each 16 KiB
     #[arg(long, env = "TRAMLINE_BODY_TIMEOUT_MS")]
     body_timeout_ms: Option<u64>,
     /// How long a client may pause while it reads an answer
@@ -192,6 +195,7 @@ impl Settings {
             address_file: self.address_file.or(other.address_file),
             max_payload: self.max_payload.or(other.max_payload),
             max_body: self.max_body.or(other.max_body),
+            max_buffered: self.max_buffered.or(other.max_buffered),
             max_connections: self.max_connections.or(other.max_connections),
             max_requests: self.max_requests.or(other.max_requests),
             max_waiting: self.max_waiting.or(other.max_waiting),
@@ -242,6 +246,7 @@ impl Settings {
             address_file: self.address_file,
             max_payload: self.max_payload.unwrap_or(1 << 20),
             max_body: self.max_body.unwrap_or(10 << 20),
+            max_buffered: self.max_buffered.unwrap_or(256 << 20),
             max_connections: self.max_connections.unwrap_or(4_096),
             max_requests: self.max_requests.unwrap_or(1_024),
             max_waiting: self.max_waiting.unwrap_or(2_048),
@@ -293,6 +298,7 @@ mod tests {
             "tls_cert = 'x'",
             "max_payload = 0",
             "max_requests = 0",
+            "max_buffered = 0",
             "root_token = 'short'",
             "secret_key = 'short'",
             "push_allow = ['10.0.0.0/33']",

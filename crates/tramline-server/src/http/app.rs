@@ -3,7 +3,7 @@
 use crate::compat::routemaster::Owners;
 use crate::config::Config;
 use crate::http::access::{self, Access};
-use crate::http::body;
+use crate::http::body::{self, Bodies};
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Answer, Problem};
 use crate::http::tallies::access::Belongings;
@@ -37,11 +37,13 @@ pub(crate) struct App {
     pub(crate) owners: Owners,
     /// What secrets are encrypted with.
     pub(crate) keyring: Keyring,
-    /// One change of a subscription at a time: what is left out is read and written again.
+    /// One change of a subscription at a time; see [`crate::http::change`].
     pub(crate) changing: tokio::sync::Mutex<()>,
     pub(crate) metrics: Arc<Metrics>,
     /// Cancelled when the server is asked to stop: who waits, answers; who follows, ends.
     pub(crate) draining: CancellationToken,
+    /// The limits of request bodies, and room for those that are being read.
+    pub(crate) bodies: Bodies,
     /// Room for requests, for claims that wait, and for followers.
     pub(crate) requests: Arc<Semaphore>,
     pub(crate) waiting: Arc<Semaphore>,
@@ -67,6 +69,7 @@ impl App {
             owners: Owners::default(),
             metrics,
             draining: CancellationToken::new(),
+            bodies: Bodies::new(config.max_body, config.max_buffered, config.body_timeout()),
             requests: Arc::new(Semaphore::new(config.max_requests)),
             waiting: Arc::new(Semaphore::new(config.max_waiting)),
             followers: Arc::new(Semaphore::new(config.max_followers)),
@@ -87,7 +90,7 @@ impl App {
 
     /// The body of a request, within the limits of size and time.
     pub(crate) async fn read(&self, headers: &HeaderMap, body: Body) -> Answer<Bytes> {
-        body::read(headers, body, self.config.max_body, self.config.body_timeout()).await
+        body::read(headers, body, &self.bodies).await
     }
 
     /// Asks the store, but not for ever.

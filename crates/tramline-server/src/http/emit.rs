@@ -120,8 +120,7 @@ pub(crate) async fn emit(
         // Boxed, like all that is rare: a request takes as much memory as its largest step.
         return Box::pin(ndjson::emit(&app, &caller, &topic, &headers, body)).await;
     }
-    let limit = app.config.max_body;
-    let body = body::read(&headers, body, limit, app.config.body_timeout()).await?;
+    let body = body::read(&headers, body, &app.bodies).await?;
     let mut events = if content_type == JSON {
         read_json(&topic, &body, app.config.max_payload)?
     } else {

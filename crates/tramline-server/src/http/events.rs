@@ -2,7 +2,7 @@
 
 use crate::http::app::Shared;
 use crate::http::caller::Caller;
-use crate::http::follow;
+use crate::http::follow::{self, Followed};
 use crate::http::json::{EventOut, Id, json_response, ok};
 use crate::http::life::DeliveryOut;
 use crate::http::params::{Name, Params, after_id, bounded};
@@ -80,7 +80,8 @@ pub(crate) async fn list(
     let last = headers.get("last-event-id").filter(|id| !id.is_empty());
     let last = last.map(|id| after_id(Some(id.to_str().unwrap_or("?")))).transpose()?;
     if accept.is_some_and(|accept| accept.contains("text/event-stream")) {
-        return follow::follow(app, topic, last.map_or(after, Begin::Event), which.key).await;
+        let which = Followed { topic, begin: last.map_or(after, Begin::Event), key: which.key };
+        return follow::follow(app, which, &headers).await;
     }
     let (events, next) = match after {
         Begin::Now => (Vec::new(), Some(app.ask(app.tram.log_end(&topic)).await?)),

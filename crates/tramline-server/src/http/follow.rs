@@ -1,11 +1,11 @@
 //! Following a topic by server-sent events: what is stored, then what comes, until the client leaves or the server drains.
 
 use crate::http::app::{App, Shared};
-use crate::http::events::Begin;
+use crate::http::events::{Begin, READ};
 use crate::http::json::EventOut;
 use crate::http::problem::{Answer, Problem};
 use axum::body::Body;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use std::convert::Infallible;
@@ -21,13 +21,17 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// About how much is sent at once.
 const ENOUGH: usize = 64 << 10;
 
-/// Starts to follow.
-pub(crate) async fn follow(
-    app: Shared,
-    topic: String,
-    begin: Begin,
-    key: Option<String>,
-) -> Answer<Response> {
+/// What is followed.
+pub(crate) struct Followed {
+    pub(crate) topic: String,
+    pub(crate) begin: Begin,
+    /// Only events of this key.
+    pub(crate) key: Option<String>,
+}
+
+/// Starts to follow. `headers` say who does.
+pub(crate) async fn follow(app: Shared, which: Followed, headers: &HeaderMap) -> Answer<Response> {
+    let Followed { topic, begin, key } = which;
     let seat = app.followers.clone().try_acquire_owned().map_err(|_| {
         let detail = "too many clients follow topics";
         Problem::new(StatusCode::TOO_MANY_REQUESTS, detail, "try again later, or raise max_followers")
@@ -44,7 +48,9 @@ pub(crate) async fn follow(
             (end, Some(format!("id: {end}\n\n").into()))
         }
     };
-    let following = Following { events: app.tram.follow(topic, after), app, key, first, _seat: seat };
+    let follower = Follower { headers: headers.clone(), topic: topic.clone() };
+    let events = app.tram.follow(topic, after);
+    let following = Following { events, app, follower, key, first, _seat: seat };
     let stream = futures_util::stream::unfold(following, |mut following| async move {
         following.next().await.map(|bytes| (Ok::<_, Infallible>(bytes), following))
     });
@@ -55,9 +61,24 @@ pub(crate) async fn follow(
     Ok(response)
 }
 
+/// Who follows, and what. A stream lasts longer than a token may.
+struct Follower {
+    headers: HeaderMap,
+    topic: String,
+}
+
+impl Follower {
+    /// False once the token was dropped, has expired, or may no longer read the topic.
+    fn may_go_on(&self, app: &App) -> bool {
+        let caller = app.access.known_caller(&self.headers).ok().flatten();
+        caller.is_some_and(|caller| caller.topic(READ, &self.topic).is_ok())
+    }
+}
+
 struct Following {
     app: Arc<App>,
     events: Follow,
+    follower: Follower,
     key: Option<String>,
     /// What is sent before all events.
     first: Option<Bytes>,
@@ -65,8 +86,13 @@ struct Following {
 }
 
 impl Following {
-    /// What is sent next; `None` when the server drains, the topic is gone, or the client has to come back by itself.
+    /// What is sent next; `None` when the server drains, the topic is gone, or the client has to come back by itself. Whether it may
+    /// go on is asked again before anything is sent, and so at least at every heartbeat.
     async fn next(&mut self) -> Option<Bytes> {
+        self.come().await.filter(|_| self.follower.may_go_on(&self.app))
+    }
+
+    async fn come(&mut self) -> Option<Bytes> {
         if self.first.is_some() {
             return self.first.take();
         }

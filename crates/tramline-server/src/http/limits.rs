@@ -2,6 +2,7 @@
 
 use crate::http::app::Shared;
 use crate::http::caller::Caller;
+use crate::http::place::{Coming, Slot};
 use crate::http::problem::{Answer, Problem};
 use crate::traces::request;
 use axum::extract::{MatchedPath, Query, Request, State};
@@ -13,19 +14,8 @@ use futures_util::future::{BoxFuture, Either, ready};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::OwnedSemaphorePermit;
+use std::sync::Arc;
 use tracing::Instrument;
-
-/// The room that a request takes. One that only waits may leave it.
-#[derive(Clone)]
-pub(crate) struct Slot(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
-
-impl Slot {
-    pub(crate) fn leave(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-    }
-}
 
 /// The largest head of a request, in bytes.
 pub(crate) const MAX_HEAD: usize = 64 << 10;
@@ -38,7 +28,8 @@ pub(crate) struct Door {
     pub(crate) queries: Arc<HashMap<String, Vec<String>>>,
 }
 
-/// Lets a request in, if there is room, its token is known, and nothing about its head is wrong.
+/// Lets a request in, if its token is known, there is room, and nothing about its head is wrong. Who calls comes first: a token that
+/// is not known is looked up in the store, and whoever guesses tokens must not take the places of others meanwhile.
 ///
 /// Not an `async fn`: that would have room for the request several times, and memory for so much is slow to get.
 pub(crate) fn admit(
@@ -46,19 +37,13 @@ pub(crate) fn admit(
     request: Request,
     next: Next,
 ) -> impl Future<Output = Response> + Send {
-    let Ok(permit) = door.app.requests.clone().try_acquire_owned() else {
-        door.app.metrics.refused.add("busy", 1);
-        let detail = "the server has too much to do";
-        let busy = Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail, "try again in a moment");
-        return Either::Right(ready(busy.into_response()).boxed());
-    };
     match door.app.access.known_caller(request.headers()) {
-        Ok(Some(caller)) => door.pass(permit, caller, request, next),
+        Ok(Some(caller)) => door.pass(caller, request, next),
         Err(problem) => Either::Right(ready(door.unknown(problem)).boxed()),
         Ok(None) => Either::Right(
             async move {
                 match door.app.access.caller(request.headers()).await {
-                    Ok(caller) => door.pass(permit, caller, request, next).await,
+                    Ok(caller) => door.pass(caller, request, next).await,
                     Err(problem) => door.unknown(problem),
                 }
             }
@@ -78,12 +63,15 @@ impl Door {
 
     fn pass(
         self,
-        permit: OwnedSemaphorePermit,
         caller: Caller,
         mut request: Request,
         next: Next,
     ) -> Passing<impl Future<Output = Response> + Send> {
         let app = self.app;
+        let Some(slot) = Slot::take(&app.requests) else {
+            app.metrics.refused.add("busy", 1);
+            return Either::Right(ready(Problem::busy().into_response()).boxed());
+        };
         if let Err(problem) = head_fits(&request).and_then(|()| query_fits(&self.queries, &request)) {
             app.metrics.answered(problem.status());
             return Either::Right(ready(problem.into_response()).boxed());
@@ -91,14 +79,14 @@ impl Door {
         let (method, who) = (request.method().clone(), caller.clone());
         let path = request.extensions().get::<MatchedPath>().cloned();
         let started = tokio::time::Instant::now();
-        let slot = Slot(Arc::new(Mutex::new(Some(permit))));
         request.extensions_mut().insert(caller);
         request.extensions_mut().insert(slot.clone());
+        let request = request.map(|body| Coming::wrap(body, &slot));
         let route = path.as_ref().map_or("", MatchedPath::as_str);
         let span = request::span(&app.tram, method.as_str(), route, request.headers());
         let running = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone());
         Either::Left(running.map(move |response| {
-            drop(slot);
+            slot.leave();
             let response = response.unwrap_or_else(|_| panicked());
             app.metrics.answered(response.status());
             request::answered(&span, response.status().as_u16());

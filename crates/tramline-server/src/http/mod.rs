@@ -1,9 +1,9 @@
 //! The HTTP API.
 //!
 //! - [`routes`]: every route, on one page; [`openapi`], [`schema`]: their description, made from the same list
-//! - [`app`]: what all handlers share; [`limits`], [`access`], [`caller`]: what goes before a request
+//! - [`app`]: what all handlers share; [`limits`], [`place`], [`access`], [`caller`]: what goes before a request
 //! - [`emit`] (with [`unique`]), [`ndjson`], [`events`], [`follow`]: events, in and out
-//! - [`topics`], [`subscriptions`] (with [`limited`]), [`control`], [`dead`]: looking and steering
+//! - [`topics`], [`subscriptions`] (with [`limited`], [`change`]), [`control`], [`dead`]: looking and steering
 //! - [`tallies`]: fan-outs that are tracked to completion; [`schedules`]: what is emitted at certain times
 //! - [`claims`], [`given`], [`settle`], [`workers`]: remote workers
 //! - [`stats`], [`drops`], [`metrics`], [`timed`], [`health`]: figures, and what is gone
@@ -15,6 +15,7 @@ pub(crate) mod app;
 pub(crate) mod body;
 pub(crate) mod caller;
 mod chain;
+pub(crate) mod change;
 mod claims;
 mod control;
 mod dead;
@@ -33,6 +34,7 @@ pub(crate) mod metrics;
 mod ndjson;
 mod openapi;
 pub(crate) mod params;
+mod place;
 pub(crate) mod problem;
 pub(crate) mod push;
 pub(crate) mod routes;

@@ -26,7 +26,7 @@ pub(crate) async fn emit(
     headers: &HeaderMap,
     body: Body,
 ) -> Answer<Response> {
-    let mut reader = Reader::new(headers, body, app.config.body_timeout())?;
+    let mut reader = Reader::new(headers, body, &app.bodies)?;
     let idempotency_key = emit::text(headers, "idempotency-key")?;
     let mut stream = Stream { idempotency_key, ..Stream::new(app, caller, topic, headers) };
     let mut lines = Lines::new(emit::longest_line(app.config.max_payload));
@@ -40,6 +40,8 @@ pub(crate) async fn emit(
         while let Some(line) = lines.next().map_err(|problem| stream.stopped(problem))? {
             stream.line(line).await?;
         }
+        let kept = reader.keep(lines.rest.len() + stream.bytes);
+        kept.map_err(|problem| stream.stopped(problem))?;
         if last {
             stream.flush().await?;
             let answer = Receipts { events: stream.receipts };
@@ -118,8 +120,10 @@ impl<'a> Stream<'a> {
         }
         self.groups += 1;
         let count = events.len() as u64;
+        let started = tokio::time::Instant::now();
         let stored = emit::store(self.app, self.topic, self.headers, events).await;
         let receipt = stored.map_err(|problem| problem.at_line(self.group_line, self.stored))?;
+        self.app.metrics.emit_seconds.observe(self.topic, started.elapsed());
         self.stored += count;
         if self.receipts.len() + keys.len() > MOST_RECEIPTS {
             self.receipts.clear();

@@ -3,6 +3,7 @@
 use crate::http::json::parse_id;
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use serde::Deserialize;
@@ -22,11 +23,27 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Name> {
-        let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|error| {
-            Problem::malformed(error.body_text(), "write names in UTF-8, with %2F for each / inside")
-        })?;
+        let found = Path::<String>::from_request_parts(parts, state).await;
+        let Path(name) = found.map_err(|error| unreadable(&error))?;
         Ok(Name(name))
     }
+}
+
+/// The two names in a path, decoded.
+pub(crate) struct Names(pub(crate) String, pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Names {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Names> {
+        let found = Path::from_request_parts(parts, state).await;
+        let Path((first, second)) = found.map_err(|error| unreadable(&error))?;
+        Ok(Names(first, second))
+    }
+}
+
+fn unreadable(error: &PathRejection) -> Problem {
+    Problem::malformed(error.body_text(), "write names in UTF-8, with %2F for each / inside")
 }
 
 impl Name {

@@ -86,6 +86,12 @@ impl Problem {
         Problem::new(StatusCode::NOT_FOUND, detail, "check the spelling; lists show what there is")
     }
 
+    /// No place for one more request.
+    pub(crate) fn busy() -> Problem {
+        let detail = "the server has too much to do";
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail, "try again in a moment")
+    }
+
     /// More than a limit allows.
     pub(crate) fn too_large(most: usize) -> Problem {
         Problem::new(
@@ -132,7 +138,7 @@ impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
         let status = match error.kind() {
             Kind::NotFound => StatusCode::NOT_FOUND,
-            Kind::Conflict | Kind::LeaseLost => StatusCode::CONFLICT,
+            Kind::Conflict | Kind::Changed | Kind::LeaseLost => StatusCode::CONFLICT,
             Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             _ => StatusCode::UNPROCESSABLE_ENTITY,

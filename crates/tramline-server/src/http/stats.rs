@@ -3,7 +3,8 @@
 use crate::http::app::Shared;
 use crate::http::caller::Caller;
 use crate::http::events::READ;
-use crate::http::json::{When, ok};
+use crate::http::json::{List, When, ok};
+use crate::http::params::{Page, Params};
 use crate::http::problem::Answer;
 use crate::http::push::shown::{DeliveryOut, Pending};
 use crate::http::tallies::figures::{self, TallyStats};
@@ -18,14 +19,6 @@ use utoipa::ToSchema;
 /// How many subscriptions the figures are about, at most.
 pub(crate) const MOST: usize = 1_000;
 
-/// All workers.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct WorkersOut {
-    items: Vec<WorkerOut>,
-    #[schema(value_type = Option<String>)]
-    next: Option<()>,
-}
-
 /// Somebody who claims.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct WorkerOut {
@@ -38,6 +31,9 @@ pub(crate) struct WorkerOut {
     /// How often it claimed, over HTTP
     #[serde(skip_serializing_if = "Option::is_none")]
     claims: Option<u64>,
+    /// Where it is in the list: names may be those of several
+    #[serde(skip)]
+    place: String,
 }
 
 /// How a worker claims.
@@ -50,10 +46,14 @@ pub(crate) enum WorkerKind {
     Http,
 }
 
-/// Who works on what, as far as the token may see it.
-#[utoipa::path(get, path = "/v1/workers", tag = "figures", responses((status = 200, body = WorkersOut)),
+/// Who works on what, as far as the token may see it, by name.
+#[utoipa::path(get, path = "/v1/workers", tag = "figures", params(Page), responses((status = 200, body = List<WorkerOut>)),
     security(("token" = ["consume"]), ("token" = ["manage"])))]
-pub(crate) async fn workers(State(app): State<Shared>, caller: Caller) -> Answer<Response> {
+pub(crate) async fn workers(
+    State(app): State<Shared>,
+    caller: Caller,
+    Params(page): Params<Page>,
+) -> Answer<Response> {
     caller.needs(READ)?;
     let known = app.ask(app.tram.subscriptions()).await?;
     let seen: HashMap<SubscriptionId, &str> =
@@ -66,6 +66,7 @@ pub(crate) async fn workers(State(app): State<Shared>, caller: Caller) -> Answer
         if all || !subscriptions.is_empty() {
             let (born_at, beat_at) = (When(worker.born_at), When(worker.beat_at));
             items.push(WorkerOut {
+                place: format!("{}/{:016x}", worker.name, worker.incarnation.0),
                 name: worker.name,
                 kind: WorkerKind::Process,
                 subscriptions,
@@ -79,6 +80,7 @@ pub(crate) async fn workers(State(app): State<Shared>, caller: Caller) -> Answer
     for worker in app.ask(app.tram.remote_workers()).await? {
         if let Some(subscription) = seen.get(&worker.subscription) {
             items.push(WorkerOut {
+                place: format!("{}/{subscription}", worker.name),
                 name: worker.name,
                 kind: WorkerKind::Http,
                 subscriptions: vec![subscription.to_string()],
@@ -88,7 +90,9 @@ pub(crate) async fn workers(State(app): State<Shared>, caller: Caller) -> Answer
             });
         }
     }
-    Ok(ok(WorkersOut { items, next: None }).into_response())
+    items.sort_by(|a, b| a.place.cmp(&b.place));
+    let (items, next) = page.cut(items, |worker| &worker.place);
+    Ok(ok(List { items, next }).into_response())
 }
 
 /// The figures of everything.
@@ -144,11 +148,16 @@ pub(crate) async fn stats(State(app): State<Shared>, caller: Caller) -> Answer<R
         sum.leased += stats.counts.leased;
         sum.parked += stats.counts.parked;
         sum.dead += stats.counts.dead;
-        let delivery = subscription.policy.push.as_ref().map(|push| {
-            let health = board.get(&subscription.id).copied().cloned().unwrap_or_default();
-            let pending = Pending { counts: stats.counts, oldest_ready_at: stats.oldest_ready_at, now };
-            DeliveryOut::new(push, &health, pending)
-        });
+        let delivery = match &subscription.policy.push {
+            None => None,
+            Some(push) => {
+                let health = board.get(&subscription.id).copied().cloned().unwrap_or_default();
+                match Pending::look(&app, subscription, push, &stats).await {
+                    Err(problem) if problem.status() == StatusCode::NOT_FOUND => continue,
+                    pending => Some(DeliveryOut::new(push, &health, pending?)),
+                }
+            }
+        };
         let mut stopped_by: Vec<RuleKind> = stats.rules.iter().map(|rule| rule.kind).collect();
         stopped_by.dedup();
         subscriptions.push(SubscriptionStats {

@@ -3,6 +3,7 @@
 use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
+use crate::http::change::Change;
 use crate::http::control::RuleOut;
 use crate::http::events::READ;
 use crate::http::json::{List, NO_TIME, Object, When, ok, or_null, parse_time};
@@ -230,25 +231,28 @@ pub(crate) async fn put(
     if put.topics.len() > MAX_TOPICS {
         return Err(Problem::invalid("the subscription has too many topics", "use at most 1,000"));
     }
-    let _alone = app.changing.lock().await;
-    let existing = find(&app, &name).await?;
-    if let Some(existing) = &existing {
-        caller.consumes(&existing.topics)?;
-    }
-    let topics = put.topics.clone();
-    let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
-    let start = put.start.clone();
-    let now = app.ask(app.tram.store().now()).await?;
-    let sealer = Sealer { keyring: &app.keyring, subscription: &name, now };
     if put.callback.is_some() {
         // Where events are sent, they are read.
         caller.needs(&[Scope::Consume])?;
     }
-    let policy = put.policy(existing.map(|existing| existing.policy), &sealer)?;
-    let start = self::start(start.as_deref(), policy.push.is_some())?;
-    app.forget(&name);
-    let subscription = app.ask(app.tram.put_subscription(&name, &topics, policy, start)).await?;
-    app.forget(&name);
+    let topics: Vec<&str> = put.topics.iter().map(String::as_str).collect();
+    let now = app.ask(app.tram.store().now()).await?;
+    let sealer = Sealer { keyring: &app.keyring, subscription: &name, now };
+    let mut change = Change::begin(&app, &name).await;
+    let subscription = loop {
+        let existing = change.read().await?;
+        if let Some(existing) = &existing {
+            caller.consumes(&existing.topics)?;
+        }
+        // Parsed once more, because the policy takes along what was asked for.
+        let wanted: SubscriptionIn = body::parse(&body)?;
+        let policy = wanted.policy(existing.map(|existing| existing.policy), &sealer)?;
+        let start = self::start(put.start.as_deref(), policy.push.is_some())?;
+        if let Some(subscription) = change.write(&topics, policy, start).await? {
+            break subscription;
+        }
+    };
+    drop(change);
     Ok(ok(told(&app, &subscription).await?).into_response())
 }
 
@@ -347,11 +351,6 @@ fn start(text: Option<&str>, is_push: bool) -> Answer<Start> {
     }
 }
 
-async fn find(app: &App, name: &str) -> Answer<Option<Subscription>> {
-    let all = app.ask(app.tram.subscriptions()).await?;
-    Ok(all.into_iter().find(|subscription| &*subscription.name == name))
-}
-
 pub(crate) async fn told(app: &App, subscription: &Subscription) -> Answer<SubscriptionOut> {
     let stats = app.ask(app.tram.stats(&subscription.name)).await?;
     let policy = &subscription.policy;
@@ -388,11 +387,8 @@ async fn pushed(app: &App, subscription: &Subscription, stats: &Stats) -> Answer
     let Some(push) = &subscription.policy.push else { return Ok(None) };
     let board = app.ask(app.tram.push_board()).await?;
     let entry = board.into_iter().find(|entry| entry.subscription.id == subscription.id);
-    let (health, now) = match entry {
-        Some(entry) => (entry.health, entry.now),
-        None => (Health::default(), app.ask(app.tram.store().now()).await?),
-    };
-    let pending = Pending { counts: stats.counts, oldest_ready_at: stats.oldest_ready_at, now };
+    let health = entry.map_or_else(Health::default, |entry| entry.health);
+    let pending = Pending::look(app, subscription, push, stats).await?;
     Ok(Some(PushOut::new(push, &health, pending)))
 }
 

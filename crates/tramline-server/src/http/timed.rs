@@ -231,6 +231,9 @@ impl Store for Timed {
     async fn delete_token(&self, name: &str) -> Result<()> {
         self.time("delete_token", self.store.delete_token(name)).await
     }
+    async fn seal_token(&self, seal: SealToken) -> Result<bool> {
+        self.time("seal_token", self.store.seal_token(seal)).await
+    }
     async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
         self.time("touch_tokens", self.store.touch_tokens(uses)).await
     }

@@ -5,7 +5,7 @@
 
 mod listen;
 mod pushing;
-mod reseal;
+pub(crate) mod reseal;
 mod stall;
 mod tls;
 
@@ -82,7 +82,7 @@ impl Server {
             write_address(file, address)?;
         }
         let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
-        reseal::reseal(&app).await?;
+        reseal::reseal(&app).await.map_err(|problem| problem.detail().to_owned())?;
         let pushing = Pushing::start(&app)?;
         Ok(Server {
             app,

@@ -27,7 +27,11 @@ impl Pushing {
             proxy: config.push_proxy.as_deref().map(str::parse).transpose()?,
             ..Settings::default()
         };
-        let pusher = app.tram.pusher(Client::new(settings), app.keyring.clone(), config.push_requests);
+        let metrics = app.metrics.clone();
+        let pusher = app
+            .tram
+            .pusher(Client::new(settings), app.keyring.clone(), config.push_requests)
+            .watch(move |of, attempt| metrics.push_seconds.observe(&of.name, attempt.latency));
         let shutdown = Shutdown::new().with_grace(Duration::from_millis(config.drain_ms));
         let task = tokio::spawn(pusher.run(shutdown.clone()));
         Ok(Some(Pushing { shutdown, task }))

@@ -55,7 +55,15 @@ impl Tramline {
         start: Start,
     ) -> Result<Subscription> {
         let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
-        let put = PutSubscription { name: name.to_owned(), topics, policy, start, now: self.clock().now() };
+        let (name, expected, now) = (name.to_owned(), Expected::Anything, self.clock().now());
+        self.change_subscription(PutSubscription { name, topics, policy, start, expected, now }).await
+    }
+
+    /// Creates or changes a subscription if it is what was expected; see [`PutSubscription`].
+    ///
+    /// # Errors
+    /// `Changed` when somebody else was faster; `Conflict` when ordering or guarantee would change.
+    pub async fn change_subscription(&self, put: PutSubscription) -> Result<Subscription> {
         let subscription = self.store().put_subscription(put).await?;
         // A topic that it has left may have been full of items of tallies; so below.
         self.courier().look();

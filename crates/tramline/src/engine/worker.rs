@@ -16,7 +16,7 @@ use crate::model::retry::Retry;
 use crate::model::subscription::{
     Guarantee, OnExhausted, Ordering, Policy, Start, Subscription, WhileRetrying,
 };
-use crate::store::verbs::{Adopt, PutSubscription};
+use crate::store::verbs::{Adopt, Expected, PutSubscription};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -254,6 +254,7 @@ impl Worker {
             topics: self.topics.clone(),
             policy: self.policy.clone(),
             start: self.start,
+            expected: Expected::Anything,
             now: self.tram.clock().now(),
         };
         self.tram.store().put_subscription(put).await

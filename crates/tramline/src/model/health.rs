@@ -13,7 +13,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// It is never left alone for longer than this, unless it asked for more.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The longest `Retry-After` that is obeyed.
-pub(crate) const LONGEST_WISH: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const LONGEST_WISH: Duration = Duration::from_secs(3600);
 /// How much is kept of what a receiver answered, in bytes.
 pub const MAX_EXCERPT: usize = 512;
 
@@ -87,6 +87,8 @@ pub struct Health {
     pub put_off_until: Time,
     /// Why nothing is sent at all, and since when.
     pub disabled: Option<Disabled>,
+    /// True if it was disabled by its failures, and that is still to be told.
+    pub is_untold: bool,
     /// The callback that agreed to be sent events, where it was asked.
     pub agreed: Option<String>,
     /// How many events were acknowledged, and in how many batches.
@@ -116,6 +118,7 @@ impl Default for Health {
             delivered_at: None,
             put_off_until: Time(0),
             disabled: None,
+            is_untold: false,
             agreed: None,
             sent: 0,
             batches: 0,
@@ -148,6 +151,7 @@ impl Health {
             _ => return false,
         };
         self.disabled = Some(Disabled { at: now, reason });
+        self.is_untold = true;
         true
     }
 
@@ -186,6 +190,7 @@ impl Health {
     /// Sends again, as if it had never failed.
     pub fn enable(&mut self) {
         self.disabled = None;
+        self.is_untold = false;
         self.failures = 0;
         self.failing_since = None;
         self.put_off_until = Time(0);
@@ -260,7 +265,7 @@ mod tests {
     fn it_is_disabled_by_410_and_after_a_period_without_success_and_told_once() {
         let push = Push { disable_after: Some(Duration::from_secs(10)), ..Push::to("https://a.example/") };
         let mut health = Health::default();
-        assert!(health.record(&attempt(0, Verdict::Gone), &push, Time(1)));
+        assert!(health.record(&attempt(0, Verdict::Gone), &push, Time(1)) && health.is_untold);
         assert!(!health.record(&attempt(0, Verdict::Gone), &push, Time(2)));
         assert!(!health.is_open(Time::NEVER));
         health.enable();
@@ -283,7 +288,7 @@ mod tests {
         health.record(&wish(120), &push, Time(0));
         assert_eq!(health.put_off_until, Time(120_000));
         health.record(&wish(10_000_000), &push, Time(0));
-        assert_eq!(health.put_off_until, Time(86_400_000));
+        assert_eq!(health.put_off_until, Time(3_600_000));
     }
 
     #[test]

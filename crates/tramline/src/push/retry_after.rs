@@ -1,11 +1,9 @@
 //! `Retry-After`: when a receiver wants to be asked again.
 
+use crate::model::health::LONGEST_WISH;
 use http::HeaderMap;
 use http::header::{DATE, HeaderName, RETRY_AFTER};
 use std::time::{Duration, SystemTime};
-
-/// No receiver is obeyed for longer than this.
-const LONGEST: Duration = Duration::from_secs(3600);
 
 /// How long to wait: as many seconds as it says, or until the date that it says. Whoever names a date has a clock, which his `Date`
 /// shows; measured by that one it does not matter whether the two clocks agree. A date without it is no answer.
@@ -14,10 +12,10 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let wait = match text.parse().map(Duration::from_secs) {
         Ok(wait) => wait,
         // All digits, but too many of them.
-        Err(_) if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) => LONGEST,
+        Err(_) if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) => LONGEST_WISH,
         Err(_) => date(headers, RETRY_AFTER)?.duration_since(date(headers, DATE)?).unwrap_or_default(),
     };
-    Some(wait.min(LONGEST))
+    Some(wait.min(LONGEST_WISH))
 }
 
 fn date(headers: &HeaderMap, name: HeaderName) -> Option<SystemTime> {

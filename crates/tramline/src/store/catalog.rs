@@ -2,12 +2,12 @@
 //!
 //! Every process keeps one and checks its version inside each transaction, so that no emit misses a new subscription.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::name;
 use crate::model::subscription::{Subscription, Topic, TopicSettings};
 use crate::plan::slices::{Consumer, TopicView};
-use crate::store::verbs::PutSubscription;
+use crate::store::verbs::{Expected, PutSubscription};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -154,10 +154,7 @@ impl CatalogCache {
 
 /// The subscription, if it is already as it shall be: most processes put theirs at every start.
 pub(crate) fn as_wanted(catalog: &Catalog, put: &PutSubscription) -> Option<Subscription> {
-    let wanted: BTreeSet<&str> = put.topics.iter().map(String::as_str).collect();
-    let old = catalog.subscription_named(&put.name)?;
-    let same = old.policy == put.policy && old.topics.iter().map(|topic| &**topic).eq(wanted);
-    same.then(|| old.clone())
+    catalog.subscription_named(&put.name).filter(|old| put.is_there(old)).cloned()
 }
 
 /// All topics that putting or deleting a subscription touches.
@@ -218,5 +215,31 @@ impl PutSubscription {
             ));
         }
         self.policy.check()
+    }
+
+    /// True if the subscription is as it shall be.
+    fn is_there(&self, old: &Subscription) -> bool {
+        let wanted: BTreeSet<&str> = self.topics.iter().map(String::as_str).collect();
+        old.policy == self.policy && old.topics.iter().map(|topic| &**topic).eq(wanted)
+    }
+
+    /// Checks that what is there is what was expected, and that it may become what is wanted.
+    ///
+    /// # Errors
+    /// `Changed`; `Conflict` where ordering or guarantee would change.
+    pub(crate) fn check_change(&self, old: Option<&Subscription>) -> Result<()> {
+        let as_expected = match &self.expected {
+            Expected::Anything => true,
+            Expected::Nothing => old.is_none(),
+            Expected::This(expected) => old == Some(&**expected),
+        };
+        if !as_expected && !old.is_some_and(|old| self.is_there(old)) {
+            return Err(Error::new(
+                Kind::Changed,
+                format!("somebody else has changed subscription {:?}", self.name),
+                "read it again, and try again",
+            ));
+        }
+        old.map_or(Ok(()), |old| self.policy.check_change(&old.policy))
     }
 }

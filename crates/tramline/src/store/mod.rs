@@ -304,6 +304,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn tokens(&self) -> Result<Vec<Token>>;
     /// Deletes a token.
     async fn delete_token(&self, name: &str) -> Result<()>;
+    /// Replaces how the secret of a token is sealed. False if that is no longer as it was expected, or the token is gone.
+    async fn seal_token(&self, seal: SealToken) -> Result<bool>;
     /// Records when tokens were last used. Unknown ones are passed over.
     async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()>;
 

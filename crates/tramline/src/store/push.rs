@@ -44,20 +44,27 @@ pub(crate) fn sending(subscription: &Subscription) -> Result<&Push> {
 }
 
 impl Steer {
-    /// Changes how a subscription stands. Gives the words for the audit.
-    pub(crate) fn apply(&self, health: &mut Health, now: Time) -> (&'static str, String) {
+    /// Changes how a subscription stands. Gives the words for the audit, if it was somebody's will.
+    pub(crate) fn apply(&self, health: &mut Health, now: Time) -> Option<(&'static str, String)> {
         match self {
             Steer::Enable => {
                 health.enable();
-                ("enable", String::new())
+                Some(("enable", String::new()))
             }
             Steer::Disable { reason } => {
                 health.disabled = Some(Disabled { at: now, reason: reason.clone() });
-                ("disable", reason.clone())
+                health.is_untold = false;
+                Some(("disable", reason.clone()))
+            }
+            Steer::Told { at } => {
+                if health.disabled.as_ref().is_some_and(|disabled| disabled.at == *at) {
+                    health.is_untold = false;
+                }
+                None
             }
             Steer::Agreed { callback } => {
                 health.agreed = Some(callback.clone());
-                ("agreed", callback.clone())
+                Some(("agreed", callback.clone()))
             }
         }
     }

@@ -19,6 +19,8 @@ conformance![
     subscriptions_are_listed_by_name,
     the_policy_of_a_subscription_can_change,
     a_changed_policy_is_that_of_every_node_at_once,
+    a_change_of_what_somebody_else_has_changed_is_refused,
+    of_many_who_read_and_then_write_one_at_a_time_is_accepted,
     ordering_and_guarantee_never_change,
     an_impossible_subscription_is_refused,
     a_deleted_subscription_is_gone_with_its_work,
@@ -221,6 +223,62 @@ async fn a_changed_policy_is_that_of_every_node_at_once(bed: Bed) {
         assert!(queue.settle(&claimed, Outcome::retry("no")).await, "{name}");
         assert_eq!(queue.dead_ids().await, [id], "{name}");
     }
+}
+
+fn change(old: &Subscription, topics: &[&str], expected: Expected) -> PutSubscription {
+    PutSubscription {
+        name: old.name.to_string(),
+        topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
+        policy: old.policy.clone(),
+        start: Start::Now,
+        expected,
+        now: Some(Time(1_800_000_000_000)),
+    }
+}
+
+fn this(old: &Subscription) -> Expected {
+    Expected::This(Box::new(old.clone()))
+}
+
+/// What one node had read, another one has changed before it wrote: the first change was undone, and nobody was told.
+async fn a_change_of_what_somebody_else_has_changed_is_refused(bed: Bed) {
+    let twin = bed.twin().await;
+    let old = bed.subscribe("queue", &["a"], unordered(), Start::Now).await.unwrap();
+    let new = twin.store.put_subscription(change(&old, &["a", "b"], this(&old))).await.unwrap();
+    for stale in [this(&old), Expected::Nothing] {
+        let error = bed.store.put_subscription(change(&old, &["a", "c"], stale)).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Changed);
+    }
+    assert_eq!(bed.store.subscriptions().await.unwrap(), [new.clone()]);
+    let again = bed.store.put_subscription(change(&old, &["a", "b"], this(&old))).await.unwrap();
+    assert_eq!(again, new, "what is already as it shall be need not change");
+    bed.store.delete_subscription("queue").await.unwrap();
+    let error = twin.store.put_subscription(change(&new, &["a"], this(&new))).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Changed, "a deleted one does not come back");
+    twin.store.put_subscription(change(&new, &["a"], Expected::Nothing)).await.unwrap();
+}
+
+async fn of_many_who_read_and_then_write_one_at_a_time_is_accepted(bed: Bed) {
+    let twin = bed.twin().await;
+    bed.subscribe("queue", &["t"], unordered(), Start::Now).await.unwrap();
+    let (one, other) = (bed.store.clone(), twin.store.clone());
+    in_parallel(4, |number| {
+        let store = if number % 2 == 0 { one.clone() } else { other.clone() };
+        async move {
+            loop {
+                let old = store.subscriptions().await.unwrap().remove(0);
+                let own = format!("t{number}");
+                let topics: Vec<&str> = old.topics.iter().map(|topic| &**topic).chain([&*own]).collect();
+                match store.put_subscription(change(&old, &topics, this(&old))).await {
+                    Ok(_) => return,
+                    Err(error) => assert_eq!(error.kind(), Kind::Changed, "{error}"),
+                }
+            }
+        }
+    })
+    .await;
+    let topics = bed.store.subscriptions().await.unwrap().remove(0).topics;
+    assert_eq!(topics.iter().map(|topic| &**topic).collect::<Vec<_>>(), ["t", "t1", "t2", "t3", "t4"]);
 }
 
 async fn ordering_and_guarantee_never_change(bed: Bed) {

@@ -15,6 +15,7 @@ conformance_and_cluster![
     attempts_change_how_a_subscription_stands,
     attempts_are_listed_from_the_newest_and_only_the_last_are_kept,
     a_subscription_is_disabled_and_enabled_by_somebodys_will,
+    that_failures_disabled_it_is_remembered_until_it_was_told,
     pull_subscriptions_are_not_on_the_board,
 ];
 
@@ -208,6 +209,23 @@ async fn a_subscription_is_disabled_and_enabled_by_somebodys_will(bed: Bed) {
     assert!(enabled.put_off_until <= bed.time(), "it is tried at once");
     let agreed = steer(Steer::Agreed { callback: "https://example.org/hook".to_owned() }).await;
     assert_eq!(agreed.agreed.as_deref(), Some("https://example.org/hook"));
+}
+
+/// The event that tells it was emitted after the attempts were written. Whoever died in between told nobody.
+async fn that_failures_disabled_it_is_remembered_until_it_was_told(bed: Bed) {
+    let queue = bed.queue(pushed()).await;
+    let gone = record(&queue, vec![attempt(&bed, Verdict::Gone)]).await.health;
+    let at = gone.disabled.unwrap().at;
+    let told = async |at: Time| {
+        let steer = Steer::Told { at };
+        let steer = SteerPush { subscription: queue.id, steer, by: "a node".to_owned(), now: bed.now() };
+        bed.store.steer_push(steer).await.unwrap().is_untold
+    };
+    assert!(bed.store.push_board(bed.now()).await.unwrap()[0].health.is_untold);
+    assert!(told(at.after(seconds(1))).await, "that was another time");
+    assert!(!told(at).await);
+    assert!(!bed.store.push_board(bed.now()).await.unwrap()[0].health.is_untold);
+    assert_eq!(bed.store.audit(queue.id, 10).await.unwrap(), [], "nobody's will");
 }
 
 async fn pull_subscriptions_are_not_on_the_board(bed: Bed) {

@@ -6,6 +6,7 @@ use tramline::{Scope, Token};
 conformance![
     a_token_is_kept_as_it_was_given,
     a_sealed_secret_is_kept_with_its_token,
+    a_secret_is_sealed_again_only_if_it_is_still_as_it_was,
     tokens_are_listed_by_name,
     a_name_is_given_once,
     a_deleted_token_is_gone_and_its_name_free,
@@ -44,6 +45,21 @@ async fn a_sealed_secret_is_kept_with_its_token(bed: Bed) {
     put(&bed, token("hidden")).await.unwrap();
     let listed = bed.twin().await.store.tokens().await.unwrap();
     assert_eq!([&listed[0].sealed, &listed[1].sealed], [&None, &sealed.sealed]);
+}
+
+async fn a_secret_is_sealed_again_only_if_it_is_still_as_it_was(bed: Bed) {
+    put(&bed, Token { sealed: Some("s1.old.text".into()), ..token("shown") }).await.unwrap();
+    let seal = |name: &str, from: &str, to: &str| {
+        let seal = SealToken { name: name.into(), from: from.into(), to: to.into() };
+        let store = bed.store.clone();
+        async move { store.seal_token(seal).await.unwrap() }
+    };
+    assert!(seal("shown", "s1.old.text", "s1.new.text").await);
+    assert!(!seal("shown", "s1.old.text", "s1.other.text").await, "another node was faster");
+    assert!(!seal("gone", "s1.old.text", "s1.other.text").await);
+    let kept = bed.twin().await.store.tokens().await.unwrap().remove(0);
+    let expected = Token { sealed: Some("s1.new.text".into()), created_at: bed.time(), ..token("shown") };
+    assert_eq!(kept, expected, "nothing else has changed");
 }
 
 async fn tokens_are_listed_by_name(bed: Bed) {

@@ -9,7 +9,7 @@ use tramline::model::id::{Incarnation, SubscriptionId};
 use tramline::model::subscription::{Ordering, Policy, Start, Subscription};
 use tramline::store::Store;
 use tramline::store::postgres::PostgresStore;
-use tramline::store::verbs::{Claimed, Emission, Emit, PutSubscription, Settled};
+use tramline::store::verbs::{Claimed, Emission, Emit, Expected, PutSubscription, Settled};
 use tramline::{Event, Result};
 
 pub(crate) fn server() -> String {
@@ -63,7 +63,14 @@ impl Private {
 
     pub(crate) async fn subscribe_with(&self, name: &str, policy: Policy) -> Subscription {
         let topics = vec!["t".to_owned()];
-        let put = PutSubscription { name: name.into(), topics, policy, start: Start::Beginning, now: None };
+        let put = PutSubscription {
+            name: name.into(),
+            topics,
+            policy,
+            start: Start::Beginning,
+            expected: Expected::Anything,
+            now: None,
+        };
         self.store.put_subscription(put).await.unwrap()
     }
 

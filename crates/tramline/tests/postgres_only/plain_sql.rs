@@ -11,7 +11,7 @@ use tramline::model::id::{EventId, LaneId, TopicId};
 use tramline::model::lane;
 use tramline::model::subscription::{Ordering, Policy, Start};
 use tramline::store::Store;
-use tramline::store::verbs::{Emit, FindEvent, PutSubscription};
+use tramline::store::verbs::{Emit, Expected, FindEvent, PutSubscription};
 
 #[tokio::test]
 async fn sql_computes_the_lane_of_a_key_like_the_library() {
@@ -33,7 +33,14 @@ async fn a_topic_that_is_draining_gives_nothing_new_by_plain_sql_either() {
     let store = Private::open().await;
     let policy = Policy { draining: vec!["t".into()], ..Policy::default() };
     let topics = vec!["t".to_owned(), "u".to_owned()];
-    let put = PutSubscription { name: "s".into(), topics, policy, start: Start::Beginning, now: None };
+    let put = PutSubscription {
+        name: "s".into(),
+        topics,
+        policy,
+        start: Start::Beginning,
+        expected: Expected::Anything,
+        now: None,
+    };
     let subscription = store.put_subscription(put).await.unwrap();
     store.rows("SELECT $s.tramline_emit('t', '{}'::jsonb)").await;
     let other = EventId(store.rows("SELECT $s.tramline_emit('u', '{}'::jsonb)").await[0].get(0));

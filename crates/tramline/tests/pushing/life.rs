@@ -79,6 +79,33 @@ on_every_store! {
         bed.close().await;
     }
 
+    /// Four subscribers that answered late had all places between them, and nobody else was sent anything.
+    async fn a_subscriber_that_never_answers_leaves_room_for_others(bed: Bed) {
+        let mut bed = bed;
+        bed.node().stop().await;
+        bed.node = Some(Node::with_room(&bed.tram, &bed.keyring, 8));
+        let greedy = Push { max_events: 1, concurrency: 100, ..bed.push() };
+        let greedy = Policy { push: Some(greedy), ..Policy::default() };
+        bed.tram.put_subscription("greedy", &["greedy"], greedy, Start::Now).await.unwrap();
+        let many: Vec<Event> = (0..20).map(|n| Event::json("greedy", &n.to_string()).unwrap()).collect();
+        bed.tram.emit(many).await.unwrap();
+        let mut unanswered = vec![bed.receiver.next().await];
+        bed.subscribe(bed.push()).await;
+        bed.emit(&["a"]).await;
+        let sent = loop {
+            let request = bed.receiver.next().await;
+            match request.json()["subscription"] == "s" {
+                true => break request,
+                false => unanswered.push(request),
+            }
+        };
+        sent.answer(200);
+        bed.settled().await;
+        assert!(unanswered.len() <= 2, "{} of 8", unanswered.len());
+        drop(unanswered);
+        bed.close().await;
+    }
+
     /// It claimed first and then waited for room. Its lease ended meanwhile, others went on, and then it sent what was long done: again,
     /// and after what came later.
     async fn a_node_without_room_for_a_request_claims_nothing(bed: Bed) {

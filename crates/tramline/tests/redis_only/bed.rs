@@ -11,7 +11,7 @@ use tramline::model::subscription::{Ordering, Policy, Start};
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
 use tramline::store::verbs::{
-    Claim, Claimed, Emission, Emit, PutSubscription, Settle, SettleSlice, Settled, Suspects,
+    Claim, Claimed, Emission, Emit, Expected, PutSubscription, Settle, SettleSlice, Settled, Suspects,
 };
 use tramline::{Event, Result};
 
@@ -131,6 +131,7 @@ pub(crate) async fn subscribe(store: &RedisStore, ordering: Ordering) -> Subscri
         topics: vec!["t".into()],
         policy: Policy { ordering, ..Policy::default() },
         start: Start::Now,
+        expected: Expected::Anything,
         now: None,
     };
     store.put_subscription(put).await.unwrap().id

@@ -9,7 +9,8 @@ use tramline::model::lease::Lease;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
 use tramline::store::verbs::{
-    Claimed, Emission, Emit, Extend, Extended, FindEvent, LogPage, Over, PutSchedule, PutSubscription, Tick,
+    Claimed, Emission, Emit, Expected, Extend, Extended, FindEvent, LogPage, Over, PutSchedule,
+    PutSubscription, Tick,
 };
 use tramline::{Event, Policy, Result, Schedule, Start};
 
@@ -234,6 +235,7 @@ async fn a_subscription_can_be_changed_by_many_at_once() {
         topics: topics.map(str::to_owned).into(),
         policy: Policy::default(),
         start: Start::Now,
+        expected: Expected::Anything,
         now: None,
     };
     let all = ["a", "b", "c", "d", "e", "f", "g", "h"].map(|topic| put(["t", topic]));

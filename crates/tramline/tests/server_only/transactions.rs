@@ -5,7 +5,7 @@ use tramline::error::Kind;
 use tramline::model::id::EventId;
 use tramline::model::subscription::{Ordering, Policy, Start};
 use tramline::store::Store;
-use tramline::store::verbs::PutSubscription;
+use tramline::store::verbs::{Expected, PutSubscription};
 use tramline::{Duplicates, Unique};
 
 #[tokio::test]
@@ -107,7 +107,14 @@ async fn a_new_subscription_misses_nothing_that_an_open_transaction_emits() {
     let late = tokio::spawn({
         let store = store.store.clone();
         let (policy, topics) = (Policy::default(), vec!["t".to_owned()]);
-        let put = PutSubscription { name: "late".into(), topics, policy, start: Start::Beginning, now: None };
+        let put = PutSubscription {
+            name: "late".into(),
+            topics,
+            policy,
+            start: Start::Beginning,
+            expected: Expected::Anything,
+            now: None,
+        };
         async move { store.put_subscription(put).await.unwrap() }
     });
     let during = store.emit(event("other")).await.unwrap().events[0].id;

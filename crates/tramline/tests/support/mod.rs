@@ -473,6 +473,9 @@ impl Store for Disturbed {
     async fn delete_token(&self, name: &str) -> Result<()> {
         self.inner.delete_token(name).await
     }
+    async fn seal_token(&self, seal: SealToken) -> Result<bool> {
+        self.inner.seal_token(seal).await
+    }
     async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
         self.inner.touch_tokens(uses).await
     }

@@ -4,6 +4,7 @@
 //! that drains, and is not shown. It is left when the subscriber changes its topics the next time and has nothing queued.
 
 use crate::http::app::App;
+use crate::http::change::Change;
 use crate::http::problem::Answer;
 use std::collections::BTreeSet;
 use tramline::{Format, Policy, Start, Subscription};
@@ -25,20 +26,27 @@ pub(super) fn topics_of(subscriber: &Subscription) -> Vec<&str> {
     subscriber.topics.iter().map(|topic| &**topic).filter(|topic| subscriber.takes(topic)).collect()
 }
 
-/// Takes one topic away from a subscriber.
-pub(super) async fn lose(app: &App, subscriber: &Subscription, topic: &str) -> Answer<()> {
-    let wanted = topics_of(subscriber).into_iter().filter(|own| *own != topic).collect();
-    put(app, &subscriber.name, wanted, subscriber.policy.clone(), Some(subscriber)).await
+/// Takes one topic away from a subscriber. False if it did not have it.
+pub(super) async fn lose(app: &App, name: &str, topic: &str) -> Answer<bool> {
+    let mut change = Change::begin(app, name).await;
+    loop {
+        let old = change.read().await?.filter(|old| is_subscriber(old) && old.takes(topic));
+        let Some(old) = old else { return Ok(false) };
+        let wanted = topics_of(&old).into_iter().filter(|own| *own != topic).collect();
+        if write(app, &mut change, wanted, old.policy.clone(), Some(&old)).await? {
+            return Ok(true);
+        }
+    }
 }
 
-/// Gives a subscriber these topics and no others. `old` is what it was; a new one needs a topic.
-pub(super) async fn put(
+/// Gives a subscriber these topics and no others. `old` is what it was; a new one needs a topic. False if it has changed meanwhile.
+pub(super) async fn write(
     app: &App,
-    name: &str,
+    change: &mut Change<'_>,
     wanted: BTreeSet<&str>,
     policy: Policy,
     old: Option<&Subscription>,
-) -> Answer<()> {
+) -> Answer<bool> {
     let mut lost: BTreeSet<&str> = old.iter().flat_map(|old| &old.topics).map(|topic| &**topic).collect();
     lost.retain(|topic| !wanted.contains(topic));
     // Without a topic there is no subscription, so the last one stays even if nothing is queued.
@@ -47,11 +55,8 @@ pub(super) async fn put(
     }
     let draining = lost.iter().map(|topic| (*topic).to_owned()).collect();
     let topics: Vec<&str> = wanted.union(&lost).copied().collect();
-    let policy = Policy { draining, ..policy };
-    app.forget(name);
-    app.ask(app.tram.put_subscription(name, &topics, policy, Start::Now)).await?;
-    app.forget(name);
-    Ok(())
+    let written = change.write(&topics, Policy { draining, ..policy }, Start::Now).await?;
+    Ok(written.is_some())
 }
 
 /// True if nothing is queued.

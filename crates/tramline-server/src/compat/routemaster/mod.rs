@@ -23,6 +23,7 @@ pub(crate) mod traffic;
 mod url;
 mod words;
 
+pub(crate) use tokens::purpose as token_purpose;
 pub(crate) use topics::Owners;
 
 use crate::compat::served::Served;

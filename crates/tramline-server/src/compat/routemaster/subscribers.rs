@@ -4,6 +4,7 @@ use super::access::Client;
 use super::{losing, topics, url};
 use crate::http::app::{App, Shared};
 use crate::http::body;
+use crate::http::change::Change;
 use crate::http::json::ok;
 use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
@@ -70,6 +71,28 @@ impl SubscriberIn {
         }
         Policy { push: Some(push), ..policy }
     }
+
+    /// Makes it so, if the client's subscription still is `old`; false if it is not.
+    async fn write(
+        &self,
+        app: &App,
+        change: &mut Change<'_>,
+        name: &str,
+        old: Option<&Subscription>,
+    ) -> Answer<bool> {
+        if old.is_some_and(|old| !losing::is_subscriber(old)) {
+            return Err(Problem::malformed(
+                "a subscription of another kind has the client's name",
+                "use a token of another name",
+            ));
+        }
+        if old.is_none() && self.topics.is_empty() {
+            return Err(Problem::malformed("need an array of topics", "name at least one"));
+        }
+        let user = self.uuid.as_deref().map(|uuid| seal(app, name, uuid, old)).transpose()?;
+        let topics: BTreeSet<&str> = self.topics.iter().map(String::as_str).collect();
+        losing::write(app, change, topics, self.policy(user, old), old).await
+    }
 }
 
 /// How a new subscriber is sent to: in the order of arrival, one batch after the other, for ever.
@@ -100,20 +123,14 @@ pub(super) async fn subscribe(
     })?;
     wanted.check()?;
     let name = client.subscribes(&wanted.topics)?;
-    let old = find_any(&app, name).await?;
-    if old.as_ref().is_some_and(|old| !losing::is_subscriber(old)) {
-        return Err(Problem::malformed(
-            "a subscription of another kind has the client's name",
-            "use a token of another name",
-        ));
-    }
-    if old.is_none() && wanted.topics.is_empty() {
-        return Err(Problem::malformed("need an array of topics", "name at least one"));
-    }
-    let user = wanted.uuid.as_deref().map(|uuid| seal(&app, name, uuid, old.as_ref())).transpose()?;
-    let policy = wanted.policy(user, old.as_ref());
-    let topics: BTreeSet<&str> = wanted.topics.iter().map(String::as_str).collect();
-    losing::put(&app, name, topics, policy, old.as_ref()).await?;
+    let mut change = Change::begin(&app, name).await;
+    let old = loop {
+        let old = change.read().await?;
+        if wanted.write(&app, &mut change, name, old.as_ref()).await? {
+            break old;
+        }
+    };
+    drop(change);
     if let Some(old) = &old {
         enable(&app, old, name).await?;
     }
@@ -243,18 +260,14 @@ pub(super) async fn remove(app: &App, name: &str) -> Answer<bool> {
 /// DELETE /subscriber/topics/{name}.
 pub(super) async fn leave(State(app): State<Shared>, client: Client, topic: Name) -> Answer<Response> {
     let name = client.subscribes::<&str>(&[])?;
-    let subscriber = find(&app, name).await?.ok_or_else(|| Problem::not_found("subscriber not found"))?;
-    if !subscriber.takes(&topic.0) {
-        return Err(Problem::not_found("not subscribed"));
+    find(&app, name).await?.ok_or_else(|| Problem::not_found("subscriber not found"))?;
+    match losing::lose(&app, name, &topic.0).await? {
+        true => Ok(StatusCode::NO_CONTENT.into_response()),
+        false => Err(Problem::not_found("not subscribed")),
     }
-    losing::lose(&app, &subscriber, &topic.0).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 async fn find(app: &App, name: &str) -> Answer<Option<Subscription>> {
-    Ok(find_any(app, name).await?.filter(losing::is_subscriber))
-}
-
-async fn find_any(app: &App, name: &str) -> Answer<Option<Subscription>> {
-    Ok(app.ask(app.tram.subscriptions()).await?.into_iter().find(|one| *one.name == *name))
+    let all = app.ask(app.tram.subscriptions()).await?;
+    Ok(all.into_iter().find(|one| *one.name == *name).filter(losing::is_subscriber))
 }

@@ -139,7 +139,7 @@ fn free_name(known: &[Token], wanted: &str) -> String {
 }
 
 /// For what a token is sealed.
-fn purpose(name: &str) -> String {
+pub(crate) fn purpose(name: &str) -> String {
     format!("token/{name}/secret")
 }
 

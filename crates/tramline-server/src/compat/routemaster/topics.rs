@@ -138,7 +138,7 @@ pub(super) async fn delete(State(app): State<Shared>, client: Client, name: Name
     let topic = found.ok_or_else(|| Problem::not_found("topic not found"))?;
     client.deletes(&topic.name, topic.owner.as_deref())?;
     for subscriber in subscribers.iter().filter(|subscriber| subscriber.takes(&topic.name)) {
-        losing::lose(&app, subscriber, &topic.name).await?;
+        losing::lose(&app, &subscriber.name, &topic.name).await?;
     }
     let unowned = TopicSettings { owner: Some(None), ..TopicSettings::default() };
     app.ask(app.tram.put_topic(&topic.name, unowned)).await?;

@@ -26,6 +26,7 @@ pub(crate) struct Metrics {
     queue_seconds: Family<Histogram>,
     pub(crate) settled: Family<Counter>,
     pub(crate) tally_items: Family<Counter>,
+    pub(crate) push_seconds: Family<Histogram>,
     wake_lag: Family<Histogram>,
     pub(crate) store_seconds: Family<Histogram>,
     pub(crate) store_failures: Family<Counter>,

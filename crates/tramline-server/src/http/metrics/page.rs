@@ -64,6 +64,8 @@ impl Page {
         self.counters("settled_events_total", "Outcomes over HTTP", Of::Outcome, &metrics.settled);
         let about = "Items of tallies acked over HTTP";
         self.counters("tally_items_total", about, Of::Plain("outcome"), &metrics.tally_items);
+        let about = "How long requests to callbacks took";
+        self.histograms("push_seconds", about, Of::Subscription, &metrics.push_seconds);
         let about = "How long after it was stored a waiting claim got an event";
         self.histograms("wake_lag_seconds", about, Of::Nothing, &metrics.wake_lag);
         let about = "How long the verbs of the store took";

@@ -3,15 +3,16 @@
 use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
+use crate::http::change::Change;
 use crate::http::json::{Json, ok};
-use crate::http::params::Name;
+use crate::http::params::{Name, Names};
 use crate::http::problem::{Answer, Problem};
 use crate::http::push::fields::Sealer;
 use crate::http::push::shown::SecretOut;
 use crate::http::schema;
 use crate::http::subscriptions::named;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -55,9 +56,7 @@ pub(crate) async fn add(
     let subscription = named(&app, &caller, MANAGE, name).await?;
     let body = app.read(&headers, body).await?;
     let given: SecretIn = body::parse(&body)?;
-    let _alone = app.changing.lock().await;
-    let subscription = fresh(&app, &subscription).await?;
-    let mut push = sending(&subscription)?;
+    sending(&subscription)?;
     let (secret, made) = match (given.secret, given.kind) {
         (Some(_), Some(_)) => {
             return Err(Problem::invalid("a secret says itself of which kind it is", "leave out the kind"));
@@ -74,8 +73,11 @@ pub(crate) async fn add(
     let now = app.ask(app.tram.store().now()).await?;
     let sealed = seal(&secret, &Sealer { keyring: &app.keyring, subscription: &subscription.name, now })?;
     let about = SecretOut::new(&sealed);
-    push.secrets.insert(0, sealed);
-    write(&app, &subscription, push).await?;
+    change_push(&app, &subscription.name, |push| {
+        push.secrets.insert(0, sealed.clone());
+        Ok(())
+    })
+    .await?;
     Ok(Json(StatusCode::CREATED, SecretAdded { about, secret: made }).into_response())
 }
 
@@ -92,19 +94,18 @@ pub(crate) struct Secrets {
 pub(crate) async fn remove(
     State(app): State<Shared>,
     caller: Caller,
-    Path((name, id)): Path<(String, String)>,
+    Names(name, id): Names,
 ) -> Answer<Response> {
     let subscription = named(&app, &caller, MANAGE, Name(name)).await?;
-    let _alone = app.changing.lock().await;
-    let subscription = fresh(&app, &subscription).await?;
-    let mut push = sending(&subscription)?;
-    let before = push.secrets.len();
-    push.secrets.retain(|secret| secret.id != id);
-    if push.secrets.len() == before {
-        return Err(Problem::not_found("the subscription has no such secret"));
-    }
-    let secrets = push.secrets.iter().map(SecretOut::new).collect();
-    write(&app, &subscription, push).await?;
+    let push = change_push(&app, &subscription.name, |push| {
+        let before = push.secrets.len();
+        push.secrets.retain(|secret| secret.id != id);
+        match push.secrets.len() == before {
+            true => Err(Problem::not_found("the subscription has no such secret")),
+            false => Ok(()),
+        }
+    });
+    let secrets = push.await?.secrets.iter().map(SecretOut::new).collect();
     Ok(ok(Secrets { secrets }).into_response())
 }
 
@@ -128,17 +129,18 @@ pub(crate) fn sending(subscription: &Subscription) -> Answer<Push> {
         .ok_or_else(|| Problem::invalid("this is not a push subscription", "create one with kind push"))
 }
 
-/// The subscription as it is now, and not as it was a moment ago.
-async fn fresh(app: &App, known: &Subscription) -> Answer<std::sync::Arc<Subscription>> {
-    app.forget(&known.name);
-    app.subscription(&known.name).await
-}
-
-async fn write(app: &App, subscription: &Subscription, push: Push) -> Answer<()> {
-    let topics: Vec<&str> = subscription.topics.iter().map(|topic| &**topic).collect();
-    let policy = Policy { push: Some(push), ..subscription.policy.clone() };
-    app.forget(&subscription.name);
-    app.ask(app.tram.put_subscription(&subscription.name, &topics, policy, Start::Now)).await?;
-    app.forget(&subscription.name);
-    Ok(())
+/// Changes how a subscription is sent, and gives what came of it.
+async fn change_push(app: &App, name: &str, mut alter: impl FnMut(&mut Push) -> Answer<()>) -> Answer<Push> {
+    let mut change = Change::begin(app, name).await;
+    loop {
+        let found = change.read().await?;
+        let found = found.ok_or_else(|| Problem::not_found("the subscription was deleted"))?;
+        let mut push = sending(&found)?;
+        alter(&mut push)?;
+        let topics: Vec<&str> = found.topics.iter().map(|topic| &**topic).collect();
+        let policy = Policy { push: Some(push.clone()), ..found.policy.clone() };
+        if change.write(&topics, policy, Start::Now).await?.is_some() {
+            return Ok(push);
+        }
+    }
 }

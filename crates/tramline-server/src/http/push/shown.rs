@@ -1,10 +1,14 @@
 //! What is told of a push subscription.
 
+use crate::http::app::App;
 use crate::http::json::When;
+use crate::http::problem::Answer;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tramline::{Counts, Format, Health, Push, SealedSecret, SecretKind, Time};
+use tramline::engine::push::check_secrets;
+use tramline::store::verbs::{Gather, Stats};
+use tramline::{Counts, Format, Health, Push, SealedSecret, SecretKind, Subscription, Time};
 use utoipa::ToSchema;
 
 /// What is told of a push subscription, beside what is told of every subscription. Others have none of it, so none of it is required.
@@ -70,6 +74,9 @@ pub(crate) struct DeliveryOut {
     put_off_until: Option<When>,
     disabled_at: Option<When>,
     disabled_because: Option<String>,
+    /// Why this node sends nothing of it: it has no key for one of its secrets
+    #[serde(skip_serializing_if = "Option::is_none")]
+    locked_because: Option<String>,
     last_delivered_at: Option<When>,
     /// Events that were acknowledged since it was created
     events_sent: u64,
@@ -122,16 +129,36 @@ impl SecretOut {
 
 /// What a subscription has to send, and when that was looked at.
 pub(crate) struct Pending {
-    pub(crate) counts: Counts,
-    pub(crate) oldest_ready_at: Option<Time>,
-    pub(crate) now: Time,
+    counts: Counts,
+    oldest_ready_at: Option<Time>,
+    /// Some of it was tried before: that has gathered already.
+    again: bool,
+    now: Time,
+    /// Why this node cannot open what it needs.
+    locked_because: Option<String>,
 }
 
 impl Pending {
+    /// What a push subscription has to send.
+    pub(crate) async fn look(app: &App, of: &Subscription, push: &Push, stats: &Stats) -> Answer<Pending> {
+        let gather = Gather { subscription: of.id, events: push.batch_size(), now: None };
+        let gathered = app.ask(app.tram.store().gather(gather)).await?;
+        Ok(Pending {
+            counts: stats.counts,
+            oldest_ready_at: stats.oldest_ready_at,
+            again: gathered.again,
+            now: gathered.now,
+            locked_because: check_secrets(&of.name, push, &app.keyring)
+                .err()
+                .map(|error| error.message().to_owned()),
+        })
+    }
+
     /// Events that gather, and those that could go: whole batches at once, the rest when the oldest has waited for long enough.
     fn split(&self, push: &Push) -> (u64, u64) {
         let (ready, size) = (self.counts.ready, u64::from(push.batch_size()));
-        let waited = self.oldest_ready_at.is_some_and(|since| since.after(push.timeout) <= self.now);
+        let waited =
+            self.again || self.oldest_ready_at.is_some_and(|since| since.after(push.timeout) <= self.now);
         let gathering = if waited { 0 } else { ready % size };
         (gathering, ready - gathering)
     }
@@ -156,6 +183,7 @@ impl DeliveryOut {
             put_off_until: put_off.then_some(When(health.put_off_until)),
             disabled_at: health.disabled.as_ref().map(|disabled| When(disabled.at)),
             disabled_because: health.disabled.as_ref().map(|disabled| disabled.reason.clone()),
+            locked_because: pending.locked_because,
             last_delivered_at: health.delivered_at.map(When),
             events_sent: health.sent,
             batches_sent: health.batches,
@@ -175,9 +203,12 @@ mod tests {
         let pending = |now| Pending {
             counts: Counts { ready: 25, ..Counts::default() },
             oldest_ready_at: Some(Time(1_000)),
+            again: false,
             now: Time(now),
+            locked_because: None,
         };
         assert_eq!(pending(1_499).split(&push), (5, 20));
         assert_eq!(pending(1_500).split(&push), (0, 25));
+        assert_eq!(Pending { again: true, ..pending(1_499) }.split(&push), (0, 25), "what was tried before");
     }
 }

@@ -3,8 +3,8 @@
 use crate::http::app::{App, Shared};
 use crate::http::caller::Caller;
 use crate::http::json::{List, ok};
-use crate::http::limits::Slot;
 use crate::http::params::{Params, bounded};
+use crate::http::place::Slot;
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use crate::http::tallies::number::{InPath, Number, parse};

@@ -74,6 +74,13 @@ impl Bed {
         Bed::of(App::new(tram, config, access, Arc::new(Metrics::default())))
     }
 
+    /// Another node on the same store.
+    pub(super) async fn twin(&self, config: Config) -> Bed {
+        let tram = self.app.tram.clone();
+        let access = Access::open(tram.store().clone(), config.root_token.as_deref(), true).await.unwrap();
+        Bed::of(App::new(tram, config, access, Arc::new(Metrics::default())))
+    }
+
     pub(super) fn of(app: Shared) -> Bed {
         let router = routes::router(app.clone());
         Bed { app, api: openapi::describe(), router }

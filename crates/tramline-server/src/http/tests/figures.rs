@@ -1,6 +1,7 @@
 //! Live figures and metrics.
 
 use super::bed::Bed;
+use axum::http::Request;
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -34,6 +35,14 @@ async fn figures_and_metrics_show_what_happened() {
     ] {
         assert!(has(&bed, line).await, "{line}");
     }
+}
+
+#[tokio::test]
+async fn streams_of_lines_are_timed_like_other_emits() {
+    let bed = bed().await;
+    let request = Request::post("/v1/topics/t/events").header("content-type", "application/x-ndjson");
+    bed.send(request.body("{\"payload\":1}\n{\"payload\":2}".into()).unwrap()).await.good();
+    assert!(has(&bed, "tramline_emit_seconds_count{topic=\"t\"} 1").await);
 }
 
 /// What was there before says nothing about how long a hint takes.

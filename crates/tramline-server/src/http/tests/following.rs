@@ -18,7 +18,14 @@ struct Follower {
 
 impl Follower {
     async fn open(bed: &Bed, query: &str, last: Option<i64>) -> Follower {
+        Follower::open_as(bed, None, query, last).await
+    }
+
+    async fn open_as(bed: &Bed, token: Option<&str>, query: &str, last: Option<i64>) -> Follower {
         let mut request = Request::get(format!("{EVENTS}{query}")).header("accept", "text/event-stream");
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
         if let Some(last) = last {
             request = request.header("last-event-id", last.to_string());
         }
@@ -66,6 +73,20 @@ async fn a_follower_gets_what_is_stored_and_what_comes_and_ends_when_the_server_
     bed.app.draining.cancel();
     while follower.read().await {}
     assert_eq!(follower.seen().len(), 4);
+}
+
+/// A token was asked for when a stream began, and never again.
+#[tokio::test]
+async fn the_stream_of_a_token_that_was_dropped_ends() {
+    let bed = Bed::guarded().await;
+    emit(&bed, 1).await;
+    let token = json!({"name": "reader", "scopes": ["consume"]});
+    let token = bed.post("/v1/tokens", token).await.good()["token"].as_str().unwrap().to_owned();
+    let mut follower = Follower::open_as(&bed, Some(&token), "", None).await;
+    assert_eq!(follower.events(1).await.len(), 1);
+    bed.delete("/v1/tokens/reader").await.good();
+    emit(&bed, 1).await;
+    assert!(!follower.read().await, "{}", follower.text);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

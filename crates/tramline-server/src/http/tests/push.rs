@@ -174,3 +174,41 @@ async fn secrets_that_are_added_at_once_are_all_kept() {
     }
     assert_eq!(bed.get("/v1/subscriptions/s").await.good()["secrets"].as_array().unwrap().len(), 5);
 }
+
+/// Each node read all secrets, added its own, and wrote them: what another one had added in between was gone.
+#[tokio::test]
+async fn nodes_that_change_a_subscription_at_once_undo_nothing_of_each_other() {
+    let bed = bed(push(json!({}))).await;
+    let twin = bed.twin(bed.app.config.clone()).await;
+    let added = (0..8).map(|number| {
+        let node = if number % 2 == 0 { &bed } else { &twin };
+        node.post("/v1/subscriptions/s/secrets", json!({}))
+    });
+    let added = futures_util::future::join_all(added);
+    let rate = twin.put("/v1/subscriptions/s", json!({"topics": ["t"], "rate": 7}));
+    let (added, rate) = tokio::join!(added, rate);
+    rate.good();
+    let mut ids: Vec<String> =
+        added.into_iter().map(|reply| reply.good()["id"].as_str().unwrap().to_owned()).collect();
+    let told = bed.get("/v1/subscriptions/s").await.good();
+    let mut kept: Vec<String> = told["secrets"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|secret| secret["id"].as_str().unwrap().to_owned())
+        .collect();
+    ids.sort();
+    kept.sort();
+    assert_eq!((kept, &told["rate"]), (ids, &json!(7)));
+}
+
+#[tokio::test]
+async fn a_node_without_the_key_of_a_secret_says_that_it_sends_nothing() {
+    let bed = bed(push(json!({"authorization": "Bearer x"}))).await;
+    let told = bed.get("/v1/subscriptions/s").await.good();
+    assert_eq!(told["delivery"].get("locked_because"), None);
+    let other = Config { root_token: Some("another root token".into()), ..Config::defaults().unwrap() };
+    let told = bed.twin(other).await.get("/v1/subscriptions/s").await.good();
+    let why = told["delivery"]["locked_because"].as_str().unwrap();
+    assert!(why.contains("which is not here"), "{why}");
+}

@@ -4,6 +4,7 @@ use super::bed::Bed;
 use crate::config::Config;
 use axum::body::Body;
 use axum::http::{Method, Request};
+use futures_util::{FutureExt, StreamExt};
 use serde_json::json;
 
 const EVENTS: &str = "/v1/topics/orders/events";
@@ -70,6 +71,7 @@ async fn names_that_cannot_be_are_refused_everywhere() {
         bed.put("/v1/subscriptions/s", json!({"topics": ["bad name"]})).await.problem(422);
     }
     bed.get("/v1/topics/%ff/events").await.problem(400);
+    bed.delete("/v1/subscriptions/%ff/secrets/x").await.problem(400);
 }
 
 #[tokio::test]
@@ -183,6 +185,49 @@ async fn a_server_with_too_much_to_do_says_when_to_come_back() {
     let reply = bed.send(follow.unwrap()).await;
     assert_eq!(reply.headers["retry-after"], "1");
     reply.problem(429);
+}
+
+/// A thousand clients that sent a byte now and then took all places, and everybody else was refused.
+#[tokio::test]
+async fn a_request_whose_body_is_still_coming_takes_no_place() {
+    let bed = Bed::with(Config { max_requests: 1, ..Config::defaults().unwrap() }).await;
+    let (say, heard) = tokio::sync::oneshot::channel();
+    let (give, rest) = tokio::sync::oneshot::channel::<Body>();
+    let slow = async {
+        let begun = futures_util::stream::once(async { Ok::<_, axum::Error>("{\"payload\"".into()) });
+        let rest = async {
+            say.send(()).unwrap();
+            rest.await.unwrap().into_data_stream()
+        };
+        emit(&bed, Body::from_stream(begun.chain(rest.flatten_stream()))).await
+    };
+    let others = async {
+        heard.await.unwrap();
+        emit(&bed, r#"{"payload": 1}"#).await.good();
+        // All places are taken when the rest comes: it waits for one.
+        let busy = bed.app.requests.clone().try_acquire_owned().unwrap();
+        give.send(Body::from(": 2}")).unwrap();
+        tokio::task::yield_now().await;
+        emit(&bed, r#"{"payload": 3}"#).await.problem(503);
+        drop(busy);
+    };
+    let (slow, ()) = tokio::join!(slow, others);
+    slow.good();
+    assert_eq!(bed.app.requests.available_permits(), 1);
+}
+
+/// Tokens that are not known are looked up in the store, which takes a while.
+#[tokio::test]
+async fn whoever_guesses_tokens_takes_no_place() {
+    let bed = Bed::with(Config {
+        max_requests: 1,
+        root_token: Some(super::bed::ROOT.into()),
+        ..Config::defaults().unwrap()
+    })
+    .await;
+    let _busy = bed.app.requests.clone().try_acquire_owned().unwrap();
+    bed.call(Method::GET, "/v1/topics", Some("tl_guess"), "").await.problem(401);
+    bed.get("/v1/topics").await.problem(503);
 }
 
 #[tokio::test]

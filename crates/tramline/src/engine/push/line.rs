@@ -6,7 +6,7 @@ use super::hand::Hand;
 use super::scribe::Scribe;
 use super::sender::Sender;
 use super::standing::Standing;
-use super::{Shared, send};
+use super::{Shared, send, share};
 use crate::engine::backoff::Outage;
 use crate::engine::remote::Take;
 use crate::engine::trace::Stopped;
@@ -118,12 +118,14 @@ impl Line {
         let standing = self.standing.borrow_and_update().clone();
         let shared = self.shared.clone();
         let clock = shared.tram.clock();
-        if let Some(until) = standing.closed_until(clock) {
+        if let Some(until) = standing.closed_until(clock).or(standing.is_locked().then_some(Duration::MAX)) {
             self.give_back(self.hand.take_all()).await;
             return Ok(Next::Until(until));
         }
         self.give_back(self.hand.take_stale(clock.reading())).await;
-        let free = standing.width().saturating_sub(self.senders.len());
+        let own = self.senders.len();
+        let share = share::more(own, shared.requests.available_permits(), shared.all_requests);
+        let free = standing.width().saturating_sub(own).min(share);
         let wanted =
             if self.is_short(&standing, free) { self.wanted(&standing, free).await? } else { Go::Nothing };
         let waits = match (wanted, self.hand.good_until()) {
@@ -174,6 +176,8 @@ impl Line {
         if standing.is_to_be_asked() {
             return self.ask(standing).await;
         }
+        // Before the claim: its lease runs from when the store gives it, not from when the answer is here.
+        let reading = self.shared.tram.clock().reading();
         let claimed = self.claim(standing, events).await?;
         let count: usize = claimed.slices.iter().map(|slice| slice.events.len()).sum();
         // What is under way in order must not be claimed beside.
@@ -182,7 +186,7 @@ impl Line {
             return self.nothing(standing, &claimed).await;
         }
         self.bucket.take(count as u32);
-        self.hand.add(cut(claimed, standing.push.batch_size()), self.shared.tram.clock().reading());
+        self.hand.add(cut(claimed, standing.push.batch_size()), reading);
         Ok(Next::Again)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! - `standing`: what is known of a subscription: its policy, its health, its opened secrets
 //! - `line`: one subscription: waits for a batch, claims it, has it sent
-//! - `gather`: when a batch goes
+//! - `gather`: when a batch goes; `share`: how many requests one subscription has under way
 //! - `batch`: claimed events, cut into batches; `hand`: those that wait to be sent
 //! - `sender`: sends one batch after the other; `send`: one request, and the handshake before the first
 //! - `control`: steering and looking, for users
@@ -16,20 +16,22 @@ mod line;
 mod scribe;
 mod send;
 mod sender;
+mod share;
 mod standing;
 
 pub use control::Replayed;
-pub use standing::{authorization_purpose, secret_purpose, user_purpose};
+pub use standing::{authorization_purpose, check_secrets, secret_purpose, user_purpose};
 
 use crate::engine::backoff::Outage;
 use crate::engine::shutdown::Shutdown;
 use crate::engine::tramline::Tramline;
 use crate::error::Result;
 use crate::model::event::Event;
+use crate::model::health::{Attempt, Disabled, Health};
 use crate::model::id::SubscriptionId;
 use crate::model::subscription::Subscription;
 use crate::push::{Client, Keyring};
-use crate::store::verbs::PushEntry;
+use crate::store::verbs::{PushEntry, Steer, SteerPush};
 use line::Line;
 use scribe::Scribe;
 use standing::Standing;
@@ -60,10 +62,24 @@ struct Shared {
     tram: Tramline,
     client: Client,
     keyring: Keyring,
-    /// Room for requests, over all subscriptions.
+    /// Room for requests, over all subscriptions, and how much that is.
     requests: Arc<Semaphore>,
+    all_requests: usize,
     /// Good news is written down by one line at a time.
     recording: Mutex<()>,
+    watch: Watch,
+}
+
+/// Is told of every request that has ended.
+#[derive(Default)]
+struct Watch(Option<Box<Told>>);
+
+type Told = dyn Fn(&Subscription, &Attempt) + Send + Sync;
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Watch({})", self.0.is_some())
+    }
 }
 
 /// What each line had learned by itself when the board was asked for.
@@ -80,13 +96,25 @@ impl Tramline {
     /// What sends to callbacks, by this client. `keyring` opens the secrets of subscriptions; `requests` is how many may be under
     /// way at once.
     pub fn pusher(&self, client: Client, keyring: Keyring, requests: usize) -> Pusher {
-        let requests = Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS)));
-        let recording = Mutex::default();
-        Pusher { shared: Arc::new(Shared { tram: self.clone(), client, keyring, requests, recording }) }
+        let all_requests = requests.clamp(1, Semaphore::MAX_PERMITS);
+        let (requests, recording) = (Arc::new(Semaphore::new(all_requests)), Mutex::default());
+        let (tram, watch) = (self.clone(), Watch::default());
+        let shared = Shared { tram, client, keyring, requests, all_requests, recording, watch };
+        Pusher { shared: Arc::new(shared) }
     }
 }
 
 impl Pusher {
+    /// Has `told` called after each request, with what came of it.
+    #[must_use]
+    pub fn watch(mut self, told: impl Fn(&Subscription, &Attempt) + Send + Sync + 'static) -> Pusher {
+        // Nobody else has it before it runs.
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.watch = Watch(Some(Box::new(told)));
+        }
+        self
+    }
+
     /// Sends until the shutdown starts; then requests that are under way may finish within its grace. What could not be written back
     /// by then is sent again by somebody when its lease ends.
     pub async fn run(self, shutdown: Shutdown) {
@@ -101,6 +129,9 @@ impl Pusher {
             match tram.store().push_board(clock.now()).await {
                 Ok(board) => {
                     outage.over();
+                    for entry in board.iter().filter(|entry| entry.health.is_untold) {
+                        self.shared.tell_disabled(entry).await;
+                    }
                     self.follow(&mut lines, board, &seen, &stop, shutdown.grace());
                 }
                 Err(error) => outage.wait(clock, &error).await,
@@ -158,28 +189,41 @@ impl Pusher {
 }
 
 impl Shared {
-    /// Says that a subscription was disabled. Nobody is told twice: whoever repeats it does so under the same key.
-    async fn tell_disabled(
-        &self,
-        subscription: &Subscription,
-        health: &crate::model::health::Health,
-    ) -> Result<()> {
-        let Some(disabled) = &health.disabled else { return Ok(()) };
+    /// Says that a subscription was disabled. Whoever fails to say so, or to write down that it was said, leaves it to the next look at
+    /// the board, by whichever node. All of them say it under one key, so nobody is told twice.
+    async fn tell_disabled(&self, entry: &PushEntry) {
+        let PushEntry { subscription, health, .. } = entry;
+        let Some(disabled) = &health.disabled else { return };
+        let told = match Shared::notice(subscription, health, disabled) {
+            Ok(event) => self.tram.emit(event).await.map(|_| ()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = told {
+            tracing::debug!(error = %error, "that a push subscription was disabled is told later");
+            return;
+        }
         tracing::warn!(
             subscription = &*subscription.name,
             reason = disabled.reason,
             "a push subscription was disabled"
         );
+        let (steer, by) = (Steer::Told { at: disabled.at }, self.tram.presence().name.to_string());
+        let steer = SteerPush { subscription: subscription.id, steer, by, now: self.tram.clock().now() };
+        if let Err(error) = self.tram.store().steer_push(steer).await {
+            tracing::debug!(error = %error, "that a push subscription was disabled is told once more");
+        }
+    }
+
+    fn notice(subscription: &Subscription, health: &Health, disabled: &Disabled) -> Result<Event> {
         let payload = serde_json::json!({
             "subscription": &*subscription.name,
             "reason": disabled.reason,
             "disabled_at_ms": disabled.at.0,
             "failing_since_ms": health.failing_since.map(|since| since.0),
         });
-        let event = Event::json(NOTICES, &payload)?
+        Ok(Event::json(NOTICES, &payload)?
             .kind(DISABLED)
             .key(&*subscription.name)
-            .idempotency_key(format!("disabled:{}:{}", subscription.id, disabled.at.0));
-        self.tram.emit(event).await.map(|_| ())
+            .idempotency_key(format!("disabled:{}:{}", subscription.id, disabled.at.0)))
     }
 }

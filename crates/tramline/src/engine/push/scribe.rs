@@ -263,11 +263,10 @@ impl Scribe {
         };
         match tram.store().record_push(record).await {
             Ok(recorded) => {
-                self.learn(recorded.health.clone(), recorded.now);
-                if recorded.disabled_now
-                    && let Err(error) = self.shared.tell_disabled(&subscription, &recorded.health).await
-                {
-                    tracing::warn!(error = %error, "nobody could be told that a push subscription was disabled");
+                self.learn(recorded.health, recorded.now);
+                if recorded.disabled_now {
+                    // The next look at the board finds it, and tells.
+                    tram.pushes().notify_one();
                 }
             }
             Err(error) if error.kind() == Kind::NotFound => {}

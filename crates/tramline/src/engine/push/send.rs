@@ -94,7 +94,7 @@ fn impossible(error: &str, batch: &Batch) -> Judged {
 
 fn request(standing: &Standing, batch: &Batch, at: Time, context: &Headers) -> Result<Request, String> {
     let (push, id) = (&standing.push, batch.id());
-    let target = standing.target.as_ref().as_ref().map_err(Clone::clone)?;
+    let target = standing.target.as_ref().as_ref().map_err(|error| error.text().to_owned())?;
     let written = write(push.format, &standing.subscription.name, &id, &batch.events);
     let mut headers = target.headers.clone();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(written.content_type));
@@ -139,7 +139,7 @@ pub(super) async fn ask(shared: &Shared, standing: &Standing) -> Result<(), Box<
 }
 
 fn question(standing: &Standing) -> Result<Request, String> {
-    let target = standing.target.as_ref().as_ref().map_err(Clone::clone)?;
+    let target = standing.target.as_ref().as_ref().map_err(|error| error.text().to_owned())?;
     let mut headers = target.headers.clone();
     headers.insert(ORIGIN, HeaderValue::from_static(NAME));
     let timeout = standing.push.request_timeout;

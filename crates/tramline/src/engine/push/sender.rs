@@ -30,6 +30,9 @@ impl Sender {
         while let Some(batch) = next {
             let came = send::send(&self.shared, &self.standing, &batch, self.stopped).await;
             self.hand.pace(came.attempt.latency);
+            if let Some(told) = &self.shared.watch.0 {
+                told(&self.standing.subscription, &came.attempt);
+            }
             // Where there is order, or something went wrong, what follows waits until this is written back; else the next one goes
             // at once, unless too much is still to be written.
             let is_plain =

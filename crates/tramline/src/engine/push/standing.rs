@@ -29,7 +29,24 @@ pub(super) struct Standing {
     /// How often a line of this process wrote something down since it runs. What was read before the last time is stale.
     pub(super) learned: u64,
     /// Where requests go and what they carry; or why they cannot be made.
-    pub(super) target: Arc<std::result::Result<Target, String>>,
+    pub(super) target: Arc<std::result::Result<Target, Unsendable>>,
+}
+
+/// Why no request can be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unsendable {
+    /// A secret cannot be opened by this node. Another one may have the key, so nothing is tried here.
+    Locked(String),
+    /// Nobody can make it.
+    Never(String),
+}
+
+impl Unsendable {
+    pub(super) fn text(&self) -> &str {
+        match self {
+            Unsendable::Locked(text) | Unsendable::Never(text) => text,
+        }
+    }
 }
 
 /// What all requests of a subscription have in common.
@@ -48,7 +65,7 @@ impl Standing {
         let push = subscription.policy.push.clone().unwrap_or_default();
         let same = known.filter(|known| *known.push == push);
         let target = same.map_or_else(
-            || Arc::new(Target::new(&subscription.name, &push, &shared.keyring)),
+            || Arc::new(target(&subscription.name, &push, &shared.keyring)),
             |known| known.target.clone(),
         );
         let reading = shared.tram.clock().reading();
@@ -105,6 +122,11 @@ impl Standing {
         Some(until).filter(|until| *until > clock.reading())
     }
 
+    /// True if this node cannot open what it needs: what it claimed would fail, where another node could send it.
+    pub(super) fn is_locked(&self) -> bool {
+        matches!(*self.target, Err(Unsendable::Locked(_)))
+    }
+
     /// How many requests may be under way. One that fails is only probed.
     pub(super) fn width(&self) -> usize {
         let in_line = self.subscription.policy.ordering == crate::model::subscription::Ordering::Subscriber;
@@ -122,8 +144,44 @@ impl Standing {
     }
 }
 
+/// What can be sent to, told once if it cannot.
+fn target(name: &str, push: &Push, keyring: &Keyring) -> std::result::Result<Target, Unsendable> {
+    let target = Target::new(name, push, keyring);
+    if let Err(Unsendable::Locked(error)) = &target {
+        tracing::error!(
+            subscription = name,
+            error,
+            "this node cannot open a secret of a push subscription, and sends nothing of it"
+        );
+    }
+    target
+}
+
+/// Checks that a keyring opens all that sending to a subscription needs. `Err` says why it does not.
+///
+/// # Errors
+/// `Invalid`.
+pub fn check_secrets(name: &str, push: &Push, keyring: &Keyring) -> crate::error::Result<()> {
+    for secret in &push.secrets {
+        keyring.open(&secret_purpose(name, &secret.id), &secret.sealed)?;
+    }
+    for (purpose, sealed) in
+        [(authorization_purpose(name), &push.authorization), (user_purpose(name), &push.user)]
+    {
+        if let Some(sealed) = sealed {
+            keyring.open(&purpose, sealed)?;
+        }
+    }
+    Ok(())
+}
+
 impl Target {
-    fn new(name: &str, push: &Push, keyring: &Keyring) -> std::result::Result<Target, String> {
+    fn new(name: &str, push: &Push, keyring: &Keyring) -> std::result::Result<Target, Unsendable> {
+        check_secrets(name, push, keyring).map_err(|error| Unsendable::Locked(error.to_string()))?;
+        Target::opened(name, push, keyring).map_err(Unsendable::Never)
+    }
+
+    fn opened(name: &str, push: &Push, keyring: &Keyring) -> std::result::Result<Target, String> {
         let open = |purpose: &str, sealed: &str| {
             let plain = keyring.open(purpose, sealed).map_err(|error| error.to_string())?;
             String::from_utf8(plain).map_err(|_| "a sealed secret is not text".to_owned())

@@ -42,8 +42,9 @@ pub(super) async fn record(session: &mut Session<'_>, record: &RecordPush) -> Re
 pub(super) async fn steer(session: &mut Session<'_>, steer: &SteerPush) -> Result<Health> {
     sending(session.catalog.require_subscription(steer.subscription)?)?;
     let mut health = standing(session, steer.subscription).await?;
-    let (action, reason) = steer.steer.apply(&mut health, session.now);
+    let noted = steer.steer.apply(&mut health, session.now);
     write(session, steer.subscription, &health);
+    let Some((action, reason)) = noted else { return Ok(health) };
     let (id, now) = (steer.subscription.0.to_string(), session.now.0.to_string());
     let values = [id, now, quoted(&steer.by), quoted(action), quoted(&reason)];
     session.write(format!(

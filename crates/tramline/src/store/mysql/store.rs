@@ -411,6 +411,12 @@ impl Store for MysqlStore {
         ))
     }
 
+    async fn seal_token(&self, seal: SealToken) -> Result<bool> {
+        step!(self, Tries::few(), |conn| self.session(conn, &Begin::reading(None)), |session| token::seal(
+            session, &seal
+        ))
+    }
+
     async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
         let begin = Begin::reading(None);
         step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| async {

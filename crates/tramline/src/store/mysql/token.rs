@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::token::{TokenRow, taken, unknown};
+use crate::store::verbs::SealToken;
 use sqlx::mysql::MySqlRow;
 
 pub(super) async fn put(session: &mut Session<'_>, token: &Token) -> Result<Token> {
@@ -47,6 +48,16 @@ pub(super) async fn all(session: &mut Session<'_>) -> Result<Vec<Token>> {
 pub(super) async fn delete(session: &mut Session<'_>, name: &str) -> Result<()> {
     let sql = format!("DELETE FROM tramline_token WHERE name = {}", text(name));
     if session.count(sql).await? == 1 { Ok(()) } else { Err(unknown(name)) }
+}
+
+pub(super) async fn seal(session: &mut Session<'_>, seal: &SealToken) -> Result<bool> {
+    let sql = format!(
+        "UPDATE tramline_token SET sealed = {} WHERE name = {} AND sealed = {}",
+        text(&seal.to),
+        text(&seal.name),
+        text(&seal.from)
+    );
+    Ok(session.count(sql).await? == 1)
 }
 
 /// In the order of their names, so that two nodes cannot wait for each other.

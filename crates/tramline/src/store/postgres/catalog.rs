@@ -184,6 +184,7 @@ pub(super) async fn put_subscription(
 ) -> Result<Subscription> {
     let catalog = session.catalog.clone();
     let old = catalog.subscription_named(&put.name);
+    put.check_change(old)?;
     let (id, created_at) = write_subscription(session, old, put).await?;
     let wanted: BTreeSet<&str> = put.topics.iter().map(String::as_str).collect();
     let had: BTreeSet<&str> = old.iter().flat_map(|old| old.topics.iter().map(|topic| &**topic)).collect();
@@ -211,7 +212,6 @@ async fn write_subscription(
 ) -> Result<(SubscriptionId, Time)> {
     let policy = serde_json::to_string(&put.policy).unwrap_or_default(); // plain values always serialise
     if let Some(old) = old {
-        put.policy.check_change(&old.policy)?;
         let sql = "UPDATE tramline_subscription SET policy = $2 WHERE id = $1";
         let query = session.query(sql).bind(old.id.0).bind(policy);
         session.run(query).await?;

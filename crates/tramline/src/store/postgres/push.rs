@@ -39,8 +39,9 @@ pub(super) async fn record(session: &mut Session<'_>, record: &RecordPush) -> Re
 pub(super) async fn steer(session: &mut Session<'_>, steer: &SteerPush) -> Result<Health> {
     sending(session.catalog.require_subscription(steer.subscription)?)?;
     let mut health = standing(session, steer.subscription).await?;
-    let (action, reason) = steer.steer.apply(&mut health, session.now);
+    let noted = steer.steer.apply(&mut health, session.now);
     write(session, steer.subscription, &health).await?;
+    let Some((action, reason)) = noted else { return Ok(health) };
     let sql = "INSERT INTO tramline_audit (subscription, at, by, action, reason) VALUES ($1, $2, $3, $4, $5)";
     let query = session
         .query(sql)

@@ -452,6 +452,12 @@ impl Store for PostgresStore {
         ))
     }
 
+    async fn seal_token(&self, seal: SealToken) -> Result<bool> {
+        step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(None)), |session| token::seal(
+            session, &seal
+        ))
+    }
+
     async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
         let begin = Begin { may_be_lost: true, ..Begin::reading(None) };
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| token::touch(session, &uses))

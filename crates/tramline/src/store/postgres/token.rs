@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::token::{TokenRow, taken, unknown};
+use crate::store::verbs::SealToken;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
@@ -50,6 +51,12 @@ pub(super) async fn all(session: &mut Session<'_>) -> Result<Vec<Token>> {
 pub(super) async fn delete(session: &mut Session<'_>, name: &str) -> Result<()> {
     let query = session.query("DELETE FROM tramline_token WHERE name = $1").bind(name.to_owned());
     if session.run(query).await? == 1 { Ok(()) } else { Err(unknown(name)) }
+}
+
+pub(super) async fn seal(session: &mut Session<'_>, seal: &SealToken) -> Result<bool> {
+    let sql = "UPDATE tramline_token SET sealed = $1 WHERE name = $2 AND sealed = $3";
+    let query = session.query(sql).bind(seal.to.clone()).bind(seal.name.clone()).bind(seal.from.clone());
+    Ok(session.run(query).await? == 1)
 }
 
 /// In the order of their names, so that two nodes cannot wait for each other.

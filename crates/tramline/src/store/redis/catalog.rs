@@ -226,11 +226,9 @@ pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> 
     create_missing(session, put.topics.iter().map(String::as_str))?;
     let catalog = session.catalog();
     let old = catalog.subscription_named(&put.name);
+    put.check_change(old)?;
     let (id, created_at) = match old {
-        Some(old) => {
-            put.policy.check_change(&old.policy)?;
-            (old.id, old.created_at)
-        }
+        Some(old) => (old.id, old.created_at),
         None => (SubscriptionId(session.draw("subscription", 1)?), session.now),
     };
     let row =

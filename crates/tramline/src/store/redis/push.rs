@@ -48,9 +48,11 @@ pub(super) fn record(session: &Session<'_>, record: &RecordPush) -> Result<Recor
 pub(super) fn steer(session: &Session<'_>, steer: &SteerPush) -> Result<Health> {
     sending(session.catalog().require_subscription(steer.subscription)?)?;
     let mut health = standing(session, steer.subscription)?;
-    let (action, reason) = steer.steer.apply(&mut health, session.now);
+    let noted = steer.steer.apply(&mut health, session.now);
     write(session, steer.subscription, &health);
-    rules::note(session, steer.subscription, action, &steer.by, &reason, None)?;
+    if let Some((action, reason)) = noted {
+        rules::note(session, steer.subscription, action, &steer.by, &reason, None)?;
+    }
     Ok(health)
 }
 

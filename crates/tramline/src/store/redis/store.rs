@@ -326,6 +326,10 @@ impl Store for RedisStore {
         self.write(None, |session: &Session<'_>| token::delete(session, &name)).await
     }
 
+    async fn seal_token(&self, seal: SealToken) -> Result<bool> {
+        self.write(None, |session: &Session<'_>| token::seal(session, &seal)).await
+    }
+
     async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
         self.write(None, |session: &Session<'_>| token::touch(session, &uses)).await
     }

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::token::{TokenRow, taken, unknown};
+use crate::store::verbs::SealToken;
 
 fn table(session: &Session<'_>) -> Vec<u8> {
     session.key("tokens")
@@ -69,6 +70,13 @@ pub(super) fn delete(session: &Session<'_>, name: &str) -> Result<()> {
     }
     session.remove(table(session), name);
     Ok(())
+}
+
+pub(super) fn seal(session: &Session<'_>, seal: &SealToken) -> Result<bool> {
+    let row = find(session, &seal.name)?.filter(|row| row.sealed.as_ref() == Some(&seal.from));
+    let Some(row) = row else { return Ok(false) };
+    write(session, &TokenRow { sealed: Some(seal.to.clone()), ..row });
+    Ok(true)
 }
 
 pub(super) fn touch(session: &Session<'_>, uses: &[(String, Time)]) -> Result<()> {

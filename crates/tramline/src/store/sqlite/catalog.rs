@@ -148,10 +148,10 @@ pub(super) fn delete_topic(session: &Session<'_>, name: &str) -> Result<()> {
 pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> Result<Subscription> {
     put.check()?;
     let old = session.catalog.subscription_named(&put.name);
+    put.check_change(old)?;
     let policy = serde_json::to_string(&put.policy).unwrap_or_default(); // plain values always serialise
     let (id, created_at) = match old {
         Some(old) => {
-            put.policy.check_change(&old.policy)?;
             session.conn.execute(
                 "UPDATE tramline_subscription SET policy = ? WHERE id = ?",
                 params![policy, old.id.0],

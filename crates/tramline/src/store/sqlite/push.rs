@@ -38,10 +38,12 @@ pub(super) fn record(session: &Session<'_>, record: &RecordPush) -> Result<Recor
 pub(super) fn steer(session: &Session<'_>, steer: &SteerPush) -> Result<Health> {
     sending(session.catalog.require_subscription(steer.subscription)?)?;
     let mut health = standing(session, steer.subscription)?;
-    let (action, reason) = steer.steer.apply(&mut health, session.now);
+    let noted = steer.steer.apply(&mut health, session.now);
     write(session, steer.subscription, &health)?;
-    let sql = "INSERT INTO tramline_audit (subscription, at, by, action, reason) VALUES (?, ?, ?, ?, ?)";
-    session.conn.execute(sql, params![steer.subscription.0, session.now.0, steer.by, action, reason])?;
+    if let Some((action, reason)) = noted {
+        let sql = "INSERT INTO tramline_audit (subscription, at, by, action, reason) VALUES (?, ?, ?, ?, ?)";
+        session.conn.execute(sql, params![steer.subscription.0, session.now.0, steer.by, action, reason])?;
+    }
     Ok(health)
 }
 

@@ -316,6 +316,10 @@ impl Store for SqliteStore {
         self.write(Durable::Yes, None, move |session| token::delete(session.conn, &name)).await
     }
 
+    async fn seal_token(&self, seal: SealToken) -> Result<bool> {
+        self.write(Durable::Yes, None, move |session| token::seal(session.conn, &seal)).await
+    }
+
     async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
         self.write(Durable::No, None, move |session| token::touch(session.conn, &uses)).await
     }

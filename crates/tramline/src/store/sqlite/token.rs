@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::token::{TokenRow, taken, unknown};
+use crate::store::verbs::SealToken;
 use rusqlite::{Connection, params};
 
 pub(super) fn put(session: &Session<'_>, token: &Token) -> Result<Token> {
@@ -47,6 +48,11 @@ pub(super) fn all(conn: &Connection) -> Result<Vec<Token>> {
 pub(super) fn delete(conn: &Connection, name: &str) -> Result<()> {
     let deleted = conn.execute("DELETE FROM tramline_token WHERE name = ?", [name])?;
     if deleted == 1 { Ok(()) } else { Err(unknown(name)) }
+}
+
+pub(super) fn seal(conn: &Connection, seal: &SealToken) -> Result<bool> {
+    let sql = "UPDATE tramline_token SET sealed = ? WHERE name = ? AND sealed = ?";
+    Ok(conn.execute(sql, params![seal.to, seal.name, seal.from])? == 1)
 }
 
 pub(super) fn touch(conn: &Connection, uses: &[(String, Time)]) -> Result<()> {

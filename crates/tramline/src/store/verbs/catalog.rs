@@ -3,7 +3,7 @@
 use crate::model::id::SubscriptionId;
 use crate::model::pattern::Pattern;
 use crate::model::rule::RuleKind;
-use crate::model::subscription::{Policy, Start, TopicSettings};
+use crate::model::subscription::{Policy, Start, Subscription, TopicSettings};
 use crate::model::time::Time;
 
 /// Creates a topic or changes what may change of it.
@@ -28,8 +28,22 @@ pub struct PutSubscription {
     pub policy: Policy,
     /// Where it starts in topics that are new to it.
     pub start: Start,
+    /// What it has to be until then. Anything else is `Changed`, unless it is already as it shall be.
+    pub expected: Expected,
     /// Test time.
     pub now: Option<Time>,
+}
+
+/// What a change of a subscription expects to find, so that of two who read and then write none undoes what the other did.
+#[derive(Clone, Debug, Default)]
+pub enum Expected {
+    /// Whatever there is.
+    #[default]
+    Anything,
+    /// No subscription of that name.
+    Nothing,
+    /// This one, as it was read.
+    This(Box<Subscription>),
 }
 
 /// Sets or removes a rule.

@@ -13,7 +13,8 @@ mod sweep;
 mod token;
 
 pub use catalog::{
-    MAX_PATTERN_RULES, PutSubscription, PutTopic, RemovePatternRule, RuleEnd, SetPatternRule, SetRule,
+    Expected, MAX_PATTERN_RULES, PutSubscription, PutTopic, RemovePatternRule, RuleEnd, SetPatternRule,
+    SetRule,
 };
 pub use claim::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
 pub use emit::{Emission, Emit};
@@ -34,4 +35,4 @@ pub use schedule::{
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
 pub use shed::{DropTotal, ListDrops, Shed, Shedded, StoreSize, Surplus};
 pub use sweep::{Beat, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
-pub use token::PutToken;
+pub use token::{PutToken, SealToken};

@@ -35,7 +35,7 @@ pub struct Sent {
 pub struct Recorded {
     /// How the subscription stands now.
     pub health: Health,
-    /// True if one of these attempts disabled it.
+    /// True if one of these attempts disabled it; [`Health::is_untold`] from then on, until somebody has told it.
     pub disabled_now: bool,
     /// The store's time.
     pub now: Time,
@@ -63,6 +63,11 @@ pub enum Steer {
     Disable {
         /// Why.
         reason: String,
+    },
+    /// It was told that its failures have disabled it.
+    Told {
+        /// When they did: it may be another time already.
+        at: Time,
     },
     /// The receiver behind this callback has agreed to be sent events.
     Agreed {

@@ -117,8 +117,8 @@ impl Bed {
         start: Start,
     ) -> Result<Subscription> {
         let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
-        let put = PutSubscription { name: name.into(), topics, policy, start, now: self.now() };
-        self.store.put_subscription(put).await
+        let (name, expected, now) = (name.into(), Expected::Anything, self.now());
+        self.store.put_subscription(PutSubscription { name, topics, policy, start, expected, now }).await
     }
 
     /// Emits one event.

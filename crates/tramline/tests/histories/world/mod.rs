@@ -24,7 +24,7 @@ use tramline::model::subscription::{Policy, Start, TopicSettings};
 use tramline::model::tally::NewTally;
 use tramline::model::time::Time;
 use tramline::store::Store;
-use tramline::store::verbs::{Claim, Emit, PutSubscription, PutTopic, Suspects};
+use tramline::store::verbs::{Claim, Emit, Expected, PutSubscription, PutTopic, Suspects};
 use tramline::store::verbs_tally::{OpenTally, SealTally};
 
 const TOPIC: &str = "t";
@@ -196,7 +196,14 @@ impl World {
 
     async fn subscribe(&mut self, name: &str, policy: Policy, lanes: u32) {
         let (topics, start) = (vec![TOPIC.to_owned()], Start::Beginning);
-        let put = PutSubscription { name: name.into(), topics, policy, start, now: Some(self.now) };
+        let put = PutSubscription {
+            name: name.into(),
+            topics,
+            policy,
+            start,
+            expected: Expected::Anything,
+            now: Some(self.now),
+        };
         let made = self.store.put_subscription(put).await.unwrap();
         let mut sub = Sub::new(made.id, name.into(), made.policy, lanes);
         for (id, (key, prev)) in &self.events {

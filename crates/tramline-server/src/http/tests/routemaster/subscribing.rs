@@ -171,3 +171,21 @@ async fn who_was_disabled_and_subscribes_again_is_sent_to_again() {
     bus.subscribe(&["widgets"]).await;
     assert_eq!(store.push_board(None).await.unwrap()[0].health.disabled, None);
 }
+
+/// What one node had read, another one changed before it wrote.
+#[tokio::test]
+async fn topics_that_are_left_at_once_are_all_left() {
+    let bus = Bus::open().await;
+    let twin = Bus(bus.0.twin(bus.0.app.config.clone()).await);
+    let names = ["a", "b", "c", "d", "e", "f"];
+    bus.subscribe(&[&names[..], &["stays"]].concat()).await;
+    let left = names.iter().enumerate().map(|(number, name)| {
+        let node = if number % 2 == 0 { &bus } else { &twin };
+        let path = format!("/subscriber/topics/{name}");
+        async move { node.call("DELETE", &path, "web", Value::Null).await.status }
+    });
+    for status in futures_util::future::join_all(left).await {
+        assert_eq!(status, 204);
+    }
+    assert_eq!(bus.subscriber().await["topics"], json!(["stays"]));
+}

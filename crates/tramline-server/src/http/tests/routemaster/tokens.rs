@@ -174,3 +174,21 @@ async fn without_a_root_there_are_no_tokens() {
     keyed.call("POST", "/api_tokens", "", json!({"name": "shop"})).await.refused(400, "the first token");
     assert_eq!(keyed.get("/api_tokens", "").await, json!([]));
 }
+
+/// Only subscriptions were sealed again: when the old key was taken away, nobody could list the tokens any more.
+#[tokio::test]
+async fn tokens_are_sealed_again_with_a_new_key() {
+    let [old, new] =
+        ["MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=", "enl4d3Z1dHNycXBvbm1sa2ppaGdmZWRjYmF6eXh3dnU="];
+    let keys = |keys: String| Config {
+        root_token: Some(ROOT.into()),
+        secret_key: Some(keys),
+        ..Config::defaults().unwrap()
+    };
+    let before = Bus(Bed::with(keys(old.to_owned())).await);
+    before.call("POST", "/api_tokens", ROOT, json!({"name": "web", "token": "my-own"})).await;
+    let between = Bus(before.0.twin(keys(format!("{new},{old}"))).await);
+    crate::serve::reseal::reseal(&between.0.app).await.unwrap();
+    let after = Bus(before.0.twin(keys(new.to_owned())).await);
+    assert_eq!(after.get("/api_tokens", ROOT).await, json!([{"name": "web", "token": "my-own"}]));
+}
