@@ -203,11 +203,13 @@ impl Scribe {
             (outcomes, std::mem::take(&mut pending.spans), back, pending.reports, is_news)
         };
         // First, so that a receiver that is not to be asked again is not asked again meanwhile.
-        if is_news || is_last {
-            self.record().await;
-        }
+        let is_disabled = if is_news || is_last { self.record().await } else { false };
         self.settle(outcomes, back).await;
         self.written.send_replace(reports);
+        if is_disabled {
+            // The next look at the board finds it, and tells; not while something is still to be written back.
+            self.shared.tram.pushes().notify_one();
+        }
         if self.shared.tram.clock().reading() >= self.record_at() {
             // One after the other: the good news of all lines at once would stand in the way of what they are about to send.
             let _turn = self.shared.recording.lock().await;
@@ -245,14 +247,15 @@ impl Scribe {
         }
     }
 
-    async fn record(&self) {
+    /// True if what was tried has disabled the subscription.
+    async fn record(&self) -> bool {
         let (attempts, counted) = {
             let mut pending = self.pending();
             pending.recorded_at = self.shared.tram.clock().reading();
             (std::mem::take(&mut pending.attempts), std::mem::take(&mut pending.counted))
         };
         if attempts.is_empty() {
-            return;
+            return false;
         }
         let (tram, subscription) = (&self.shared.tram, self.standing.borrow().subscription.clone());
         let record = RecordPush {
@@ -264,14 +267,12 @@ impl Scribe {
         match tram.store().record_push(record).await {
             Ok(recorded) => {
                 self.learn(recorded.health, recorded.now);
-                if recorded.disabled_now {
-                    // The next look at the board finds it, and tells.
-                    tram.pushes().notify_one();
-                }
+                recorded.disabled_now
             }
-            Err(error) if error.kind() == Kind::NotFound => {}
+            Err(error) if error.kind() == Kind::NotFound => false,
             Err(error) => {
-                tracing::warn!(error = %error, "attempts of a push subscription could not be written")
+                tracing::warn!(error = %error, "attempts of a push subscription could not be written");
+                false
             }
         }
     }
