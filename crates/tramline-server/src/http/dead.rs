@@ -89,8 +89,8 @@ impl From<Part> for PartOut {
     }
 }
 
-/// Runs dead and held events again, with their attempts counted anew; with a rate, one after the other. One call takes some thousands of
-/// them, and gives a `next` if there may be more: call again with that as `after` until there is none. A rate goes on over all of these calls.
+/// Runs dead and held events again, with their attempts counted anew; with a rate, one after the other. One call takes some ten
+/// thousands of them, and gives a `next` if there may be more: call again with that as `after` until there is none. A rate goes on over all of these calls.
 #[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/replay", tag = "dead", params(("name" = schema::Name, Path)),
     request_body = WhichIn, responses((status = 200, body = PartOut)), security(("token" = ["manage"])))]
 pub(crate) async fn replay(
@@ -108,7 +108,7 @@ pub(crate) async fn replay(
     Ok(ok(PartOut::from(part)).into_response())
 }
 
-/// Drops dead and held events: some thousands of them, and gives a `next` if there may be more, as a replay does.
+/// Drops dead and held events: some ten thousands of them, and gives a `next` if there may be more, as a replay does.
 #[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/drop", tag = "dead", params(("name" = schema::Name, Path)),
     request_body = WhichIn, responses((status = 200, body = PartOut)), security(("token" = ["manage"])))]
 pub(crate) async fn drop(

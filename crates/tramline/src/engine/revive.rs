@@ -10,9 +10,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// How many steps a part has at most (some thousand rows), and for how long it begins new ones.
-const STEPS: u32 = 8;
-const PART: Duration = Duration::from_secs(5);
+/// How many steps a part has at most (32,000 rows, each of up to 64 events), and for how long it begins new ones.
+const STEPS: u32 = 64;
+const PART: Duration = Duration::from_secs(10);
 
 /// What was done of a replay or a drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -116,9 +116,12 @@ async fn a_replay_with_a_rate_comes_back_one_after_the_other() {
 #[tokio::test]
 async fn a_replay_of_very_many_goes_on_from_call_to_call_at_one_rate() {
     let bed = bed(json!({})).await;
-    let many = 4_100;
-    for _ in 0..many {
-        bed.app.tram.emit(tramline::Event::new("t", "x")).await.unwrap();
+    let many = 33_000;
+    // Events of different priorities are apart in the store, also if they are emitted together.
+    let ten: Vec<tramline::Event> =
+        (0..10).map(|priority| tramline::Event::new("t", "x").priority(priority)).collect();
+    for _ in 0..many / 10 {
+        bed.app.tram.emit(ten.clone()).await.unwrap();
     }
     loop {
         let claim = json!({"worker": "anna", "max_events": 1000});
