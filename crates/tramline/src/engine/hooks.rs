@@ -67,7 +67,7 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    pub(crate) fn new(hooks: Arc<dyn Hooks>) -> Arc<dyn Hooks> {
+    pub(crate) fn around(hooks: Arc<dyn Hooks>) -> Arc<dyn Hooks> {
         Arc::new(Guarded { hooks, told: AtomicBool::new(false) })
     }
 

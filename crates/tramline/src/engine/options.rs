@@ -145,7 +145,7 @@ impl Options {
     /// Who is told what happens; workers may have their own.
     #[must_use]
     pub fn hooks(mut self, hooks: Arc<dyn Hooks>) -> Options {
-        self.hooks = Guarded::new(hooks);
+        self.hooks = Guarded::around(hooks);
         self
     }
 

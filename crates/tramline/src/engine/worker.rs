@@ -168,7 +168,7 @@ impl Worker {
     /// Who is told what happens.
     #[must_use]
     pub fn hooks(mut self, hooks: Arc<dyn Hooks>) -> Worker {
-        self.hooks = Guarded::new(hooks);
+        self.hooks = Guarded::around(hooks);
         self
     }
 
