@@ -1,11 +1,11 @@
 //! A TCP proxy that can drop, stall and reset what passes through it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// What the proxy does to its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +23,14 @@ pub(crate) struct Proxy {
     mode: watch::Sender<Mode>,
     /// Grows when all connections are to be cut.
     cut: watch::Sender<Cut>,
-    /// The next request is passed on, and its answer is not: was it done or not?
-    cut_answer: Arc<AtomicBool>,
+    /// A request that will be passed on, and whose answer will not: was it done or not?
+    cut_answer: Arc<Mutex<Option<CutAnswer>>>,
+}
+
+struct CutAnswer {
+    /// How many requests are left alone before it.
+    after: u64,
+    done: oneshot::Sender<()>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -60,9 +66,25 @@ impl Proxy {
         self.cut.send_modify(|cut| *cut = Cut { number: cut.number + 1, reset });
     }
 
-    /// Lets the next request through and cuts its connection before the answer.
-    pub(crate) fn cut_next_answer(&self) {
-        self.cut_answer.store(true, Ordering::SeqCst);
+    /// Lets one more request through after so many others, and cuts its connection before the answer. Returns when that is done.
+    pub(crate) async fn cut_answer(&self, after: u64) {
+        let (done, cut) = oneshot::channel();
+        *self.cut_answer.lock().unwrap() = Some(CutAnswer { after, done });
+        cut.await.unwrap();
+    }
+
+    /// True if the answer to the request that comes now is to be cut.
+    fn takes_the_answer(&self) -> bool {
+        let mut cut = self.cut_answer.lock().unwrap();
+        match cut.as_mut() {
+            None => return false,
+            Some(CutAnswer { after: 0, .. }) => {}
+            Some(cut) => {
+                cut.after -= 1;
+                return false;
+            }
+        }
+        cut.take().is_some_and(|cut| cut.done.send(()).is_ok())
     }
 
     pub(crate) fn set(&self, mode: Mode) {
@@ -96,7 +118,7 @@ impl Proxy {
                 return;
             }
             self.wait_until_passing().await;
-            if self.cut_answer.swap(false, Ordering::SeqCst) {
+            if self.takes_the_answer() {
                 cutting.store(true, Ordering::SeqCst);
             }
             if to.write_all(&buffer[..read]).await.is_err() {

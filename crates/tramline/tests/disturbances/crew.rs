@@ -1,0 +1,80 @@
+//! The processes: workers, and one emitter.
+
+use crate::place::Place;
+use crate::process::{EMITTER, FIRST, RECORDER, ROLE, URL, WORKER};
+use std::process::{Child, Command};
+
+/// How many workers there are.
+pub(crate) const WORKERS: usize = 3;
+
+/// The processes, each with its own way to the database: workers by number, and then the emitter.
+pub(crate) struct Crew<'a> {
+    place: &'a Place,
+    recorder: String,
+    processes: Vec<Child>,
+}
+
+impl<'a> Crew<'a> {
+    pub(crate) fn start(place: &'a Place, recorder: String) -> Crew<'a> {
+        let mut crew = Crew { place, recorder, processes: Vec::new() };
+        for number in 0..WORKERS {
+            let worker = crew.spawn(number, WORKER, 0);
+            crew.processes.push(worker);
+        }
+        let emitter = crew.spawn(WORKERS, EMITTER, 1);
+        crew.processes.push(emitter);
+        crew
+    }
+
+    pub(crate) fn worker(&self, number: usize) -> u32 {
+        self.processes[number].id()
+    }
+
+    pub(crate) fn kill_worker(&mut self, number: usize) {
+        self.kill(number);
+        self.processes[number] = self.spawn(number, WORKER, 0);
+    }
+
+    pub(crate) fn kill_emitter(&mut self) {
+        self.kill(WORKERS);
+    }
+
+    /// A new one goes on with numbers that nobody has used.
+    pub(crate) fn new_emitter(&mut self, first: u64) {
+        self.processes[WORKERS] = self.spawn(WORKERS, EMITTER, first);
+    }
+
+    /// True once the emitter has ended by itself.
+    pub(crate) fn emitter_has_ended(&mut self) -> bool {
+        self.processes[WORKERS].try_wait().unwrap().is_some_and(|status| status.success())
+    }
+
+    pub(crate) fn signal(&self, worker: usize, signal: &str) {
+        let process = self.worker(worker).to_string();
+        assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
+    }
+
+    fn spawn(&self, number: usize, role: &str, first: u64) -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .env(ROLE, role)
+            .env(URL, self.place.url_through(number))
+            .env(RECORDER, &self.recorder)
+            .env(FIRST, first.to_string())
+            .spawn()
+            .unwrap()
+    }
+
+    fn kill(&mut self, number: usize) {
+        self.processes[number].kill().unwrap();
+        self.processes[number].wait().unwrap();
+    }
+}
+
+impl Drop for Crew<'_> {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            process.kill().ok(); // also in a run that has failed
+            process.wait().ok();
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Where the database is, and how the processes reach it.
+
+use crate::crew::WORKERS;
+use crate::proxy::Proxy;
+use std::process::Command;
+
+pub(crate) struct Place {
+    /// Straight to the database.
+    pub(crate) url: String,
+    /// A proxy for every worker process, and the last one for the emitter; none for a file.
+    pub(crate) proxies: Vec<Proxy>,
+    /// The variable that names the program which restarts the server; none for a file.
+    control: Option<&'static str>,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Place {
+    pub(crate) async fn named(store: &str) -> Place {
+        match store {
+            "sqlite" => Place::sqlite(),
+            "postgres" => Place::postgres().await,
+            "mysql" => Place::mysql().await,
+            "redis" => Place::redis().await,
+            _ => unreachable!("{store} is no store"),
+        }
+    }
+
+    fn sqlite() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", folder.path().join("disturbed.db").display());
+        Place { url, proxies: Vec::new(), control: None, _folder: Some(folder) }
+    }
+
+    async fn postgres() -> Place {
+        let server = std::env::var("TRAMLINE_TEST_POSTGRES").expect("no PostgreSQL to test with: run ./test");
+        let url = format!("{server}?schema=disturbed_{}", std::process::id());
+        Place::on_server(url, "TRAMLINE_TEST_POSTGRES_CTL").await
+    }
+
+    async fn mysql() -> Place {
+        let server = std::env::var("TRAMLINE_TEST_MYSQL").expect("no MySQL to test with: run ./test");
+        let database = format!("disturbed_{}", std::process::id());
+        run_on_mysql(&server, &format!("CREATE DATABASE {database}")).await;
+        Place::on_server(format!("{server}/{database}"), "TRAMLINE_TEST_MYSQL_CTL").await
+    }
+
+    async fn redis() -> Place {
+        let server = std::env::var("TRAMLINE_TEST_REDIS").expect("no Redis to test with: run ./test");
+        let url = format!("{server}?name=disturbed_{}", std::process::id());
+        Place::on_server(url, "TRAMLINE_TEST_REDIS_CTL").await
+    }
+
+    async fn on_server(url: String, control: &'static str) -> Place {
+        let mut proxies = Vec::new();
+        for _ in 0..=WORKERS {
+            proxies.push(Proxy::start(host_of(&url)).await);
+        }
+        Place { url, proxies, control: Some(control), _folder: None }
+    }
+
+    /// Restarts the server, if there is one.
+    pub(crate) fn restart(&self) {
+        if let Some(control) = self.control {
+            let control = std::env::var(control).expect("no control of the server: run ./test");
+            assert!(Command::new(control).arg("restart").status().unwrap().success());
+        }
+    }
+
+    /// Removes what was made on a server.
+    pub(crate) async fn remove(&self) {
+        if let Some((server, database)) =
+            self.url.strip_prefix("mysql://").and_then(|url| url.split_once('/'))
+        {
+            run_on_mysql(&format!("mysql://{server}"), &format!("DROP DATABASE {database}")).await;
+        } else if self.url.starts_with("postgres") {
+            drop_schema(&self.url).await;
+        }
+    }
+
+    pub(crate) fn url_through(&self, proxy: usize) -> String {
+        match self.proxies.get(proxy) {
+            None => self.url.clone(),
+            Some(proxy) => self.url.replacen(&host_of(&self.url), &format!("127.0.0.1:{}", proxy.port), 1),
+        }
+    }
+}
+
+fn host_of(url: &str) -> String {
+    let after_user = url.split(['@', '/']).rfind(|part| part.contains(':')).unwrap_or_default();
+    after_user.split(['/', '?']).next().unwrap_or_default().to_owned()
+}
+
+async fn drop_schema(url: &str) {
+    use sqlx::{AssertSqlSafe, Connection, Executor};
+    let (server, schema) = url.split_once("?schema=").unwrap();
+    let mut connection = sqlx::PgConnection::connect(server).await.unwrap();
+    connection.execute(AssertSqlSafe(format!("DROP SCHEMA {schema} CASCADE"))).await.unwrap();
+}
+
+async fn run_on_mysql(server: &str, sql: &str) {
+    use sqlx::{AssertSqlSafe, Connection};
+    let mut connection = sqlx::MySqlConnection::connect(server).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
+}
