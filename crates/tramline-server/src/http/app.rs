@@ -4,7 +4,9 @@ use crate::compat::routemaster::Owners;
 use crate::config::Config;
 use crate::http::access::{self, Access};
 use crate::http::body::{self, Bodies};
+use crate::http::emit::longest_line;
 use crate::http::metrics::Metrics;
+use crate::http::ndjson::GROUP_BYTES;
 use crate::http::problem::{Answer, Problem};
 use crate::http::tallies::access::Belongings;
 use crate::http::workers::Workers;
@@ -59,6 +61,8 @@ impl App {
     pub(crate) fn new(tram: Tramline, config: Config, access: Access, metrics: Arc<Metrics>) -> Shared {
         // It was read when the settings were checked.
         let keyring = config.keyring().unwrap_or_default();
+        // A stream keeps that much of itself before it stores it.
+        let largest_group = GROUP_BYTES + longest_line(config.max_payload);
         Arc::new(App {
             keyring,
             changing: tokio::sync::Mutex::default(),
@@ -69,7 +73,11 @@ impl App {
             owners: Owners::default(),
             metrics,
             draining: CancellationToken::new(),
-            bodies: Bodies::new(config.max_body, config.max_buffered, config.body_timeout()),
+            bodies: Bodies::new(
+                config.max_body,
+                config.max_buffered.max(largest_group),
+                config.body_timeout(),
+            ),
             requests: Arc::new(Semaphore::new(config.max_requests)),
             waiting: Arc::new(Semaphore::new(config.max_waiting)),
             followers: Arc::new(Semaphore::new(config.max_followers)),

@@ -89,8 +89,8 @@ impl From<Part> for PartOut {
     }
 }
 
-/// Runs dead and held events again, with their attempts counted anew; with a rate, one after the other. One call takes some ten
-/// thousands of them, and gives a `next` if there may be more: call again with that as `after` until there is none. A rate goes on over all of these calls.
+/// Runs dead and held events again, with their attempts counted anew; with a rate, one after the other. One call takes what it can in some
+/// seconds, and gives a `next` if there may be more: call again with that as `after` until there is none. A rate goes on over all of these calls.
 #[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/replay", tag = "dead", params(("name" = schema::Name, Path)),
     request_body = WhichIn, responses((status = 200, body = PartOut)), security(("token" = ["manage"])))]
 pub(crate) async fn replay(
@@ -103,12 +103,12 @@ pub(crate) async fn replay(
     let subscription = named(&app, &caller, MANAGE, name).await?;
     let body = app.read(&headers, body).await?;
     let which: WhichIn = body::parse(&body)?;
-    let (rate, place, which) = (which.rate()?, which.place()?, which.which()?);
-    let part = app.ask(app.tram.replay_part(&subscription.name, which, rate, place)).await?;
+    let (rate, place, limit, which) = (which.rate()?, which.place()?, which.limit()?, which.which()?);
+    let part = app.ask(app.tram.replay_part(&subscription.name, which, rate, place, limit)).await?;
     Ok(ok(PartOut::from(part)).into_response())
 }
 
-/// Drops dead and held events: some ten thousands of them, and gives a `next` if there may be more, as a replay does.
+/// Drops dead and held events: what it can in some seconds, and gives a `next` if there may be more, as a replay does.
 #[utoipa::path(post, path = "/v1/subscriptions/{name}/dead/drop", tag = "dead", params(("name" = schema::Name, Path)),
     request_body = WhichIn, responses((status = 200, body = PartOut)), security(("token" = ["manage"])))]
 pub(crate) async fn drop(
@@ -124,8 +124,8 @@ pub(crate) async fn drop(
     if which.rate()?.is_some() {
         return Err(Problem::invalid("what is dropped has no rate", "leave out `rate`"));
     }
-    let (place, which) = (which.place()?, which.which()?);
-    let part = app.ask(app.tram.drop_dead_part(&subscription.name, which, place)).await?;
+    let (place, limit, which) = (which.place()?, which.limit()?, which.which()?);
+    let part = app.ask(app.tram.drop_dead_part(&subscription.name, which, place, limit)).await?;
     Ok(ok(PartOut::from(part)).into_response())
 }
 

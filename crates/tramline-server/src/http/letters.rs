@@ -45,6 +45,9 @@ pub(crate) struct WhichIn {
     rate: Option<Object<PaceIn>>,
     /// The `next` of the call before, to go on where that one ended. Everything else has to be the same
     after: Option<String>,
+    /// Take no more than about so many in this call
+    #[schema(minimum = 1)]
+    limit: Option<u64>,
 }
 
 /// So many events in each period.
@@ -103,6 +106,14 @@ impl ThoseIn {
 }
 
 impl WhichIn {
+    /// How many are to be taken at most.
+    pub(crate) fn limit(&self) -> Answer<Option<u64>> {
+        if self.limit == Some(0) {
+            return Err(Problem::invalid("`limit` is 0", "leave it out, or allow one at least"));
+        }
+        Ok(self.limit)
+    }
+
     /// How fast, if that was said.
     pub(crate) fn rate(&self) -> Answer<Option<Pace>> {
         let rate = self.rate.as_ref();

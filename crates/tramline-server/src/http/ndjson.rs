@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 /// So many lines are stored together or not at all.
 const GROUP: usize = 1_024;
 /// A group is also full when its lines weigh this much.
-const GROUP_BYTES: usize = 8 << 20;
+pub(crate) const GROUP_BYTES: usize = 8 << 20;
 /// How many receipts an answer lists; a longer stream is answered with its last ones.
 const MOST_RECEIPTS: usize = 100_000;
 

@@ -8,7 +8,7 @@ use crate::engine::trace::Stopped;
 use crate::error::{Kind, Result};
 use crate::model::id::{EventId, LaneId};
 use crate::model::lane::{Held, Known, Share};
-use crate::store::verbs::{Claim, Claimed, Suspects, Worker};
+use crate::store::verbs::{Claim, Claimed, Release, Suspects, Worker};
 use crate::wake::Listener;
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
@@ -327,13 +327,24 @@ async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) ->
     }
     let (hands, late): (Vec<_>, Vec<_>) = hands.into_iter().partition(|hand| run.ledger.add(hand.clone()));
     run.dispatch.add(&hands);
-    // The next claim does not name their lanes, so the store gives them anew.
-    let late: Vec<EventId> =
-        late.iter().flat_map(|hand| hand.events.iter().map(|event| event.event.id)).collect();
-    if !late.is_empty() {
-        run.hooks.lease_lost(run.name(), &late);
-    }
+    give_back(run, &late).await;
     got
+}
+
+/// What came too late is given back, uncounted: nobody has begun it. If that fails, the next claim does not name its lane, and the store gives
+/// it anew.
+async fn give_back(run: &Run, late: &[Arc<Hand>]) {
+    if late.is_empty() {
+        return;
+    }
+    let ids: Vec<EventId> =
+        late.iter().flat_map(|hand| hand.events.iter().map(|event| event.event.id)).collect();
+    run.hooks.lease_lost(run.name(), &ids);
+    let leases = late.iter().map(|hand| hand.lease).collect();
+    let release = Release { subscription: run.subscription.id, leases, now: run.tram.clock().now() };
+    if let Err(error) = run.tram.store().release(release).await {
+        tracing::debug!(error = %error, subscription = run.name(), "a late claim could not be given back");
+    }
 }
 
 /// A lane that came under a new epoch was lost in between, with all that is still in hand of it. Under the same epoch that lasts

@@ -10,8 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// How many steps a part has at most (32,000 rows, each of up to 64 events), and for how long it begins new ones.
-const STEPS: u32 = 64;
+/// For how long a part begins new steps.
 const PART: Duration = Duration::from_secs(10);
 
 /// What was done of a replay or a drop.
@@ -82,7 +81,7 @@ impl Tramline {
         self.revive_all(subscription, which, Revival::Drop).await
     }
 
-    /// As [`Tramline::replay`] or, with a rate, [`Tramline::replay_at`], but for some seconds only. Call it again with the same arguments
+    /// As [`Tramline::replay`] or, with a rate, [`Tramline::replay_at`], but for some seconds only, and until it has taken `most` if that is set. Call it again with the same arguments
     /// and the `next` of the call before: the rate goes on as if it were one call.
     ///
     /// # Errors
@@ -94,8 +93,9 @@ impl Tramline {
         which: Which,
         rate: Option<Pace>,
         from: Option<Place>,
+        most: Option<u64>,
     ) -> Result<Part> {
-        self.revive_part(subscription, which, at(rate)?, from).await
+        self.revive_part(subscription, which, at(rate)?, from, most).await
     }
 
     /// As [`Tramline::drop_dead`], but for some seconds only; see [`Tramline::replay_part`].
@@ -107,8 +107,9 @@ impl Tramline {
         subscription: &str,
         which: Which,
         from: Option<Place>,
+        most: Option<u64>,
     ) -> Result<Part> {
-        self.revive_part(subscription, which, Revival::Drop, from).await
+        self.revive_part(subscription, which, Revival::Drop, from, most).await
     }
 
     async fn revive_all(&self, subscription: &str, which: Which, how: Revival) -> Result<u64> {
@@ -130,17 +131,15 @@ impl Tramline {
         which: Which,
         how: Revival,
         from: Option<Place>,
+        most: Option<u64>,
     ) -> Result<Part> {
         let id = self.subscription(subscription).await?.id;
         let begun = Instant::now();
         let (mut count, mut place) = (0, from.unwrap_or_default());
-        for step in 0..STEPS {
-            if step > 0 && begun.elapsed() >= PART {
-                break;
-            }
+        loop {
             let revived = match self.revive_step(id, &which, how, place).await {
                 Ok(revived) => revived,
-                Err(error) if step > 0 => {
+                Err(error) if count > 0 => {
                     tracing::debug!(error = %error, "a replay or drop stops early");
                     break;
                 }
@@ -150,6 +149,9 @@ impl Tramline {
             match place.behind(&revived) {
                 Some(next) => place = next,
                 None => return Ok(Part { count, next: None }),
+            }
+            if begun.elapsed() >= PART || most.is_some_and(|most| count >= most) {
+                break;
             }
         }
         Ok(Part { count, next: Some(place) })

@@ -145,7 +145,7 @@ impl Line {
         // Room may have come late: a lease has run on meanwhile, and the subscription may stand differently.
         self.give_back(self.hand.take_stale(clock.reading())).await;
         let standing = self.standing.borrow().clone();
-        if standing.closed_until(clock).is_some() {
+        if standing.closed_until(clock).is_some() || standing.is_locked() {
             return Ok(Next::Again);
         }
         let next = match wanted {

@@ -173,7 +173,7 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep, place: Place
     swept.more |= erase(session, sweep.limit).await?;
     let mut walk = Walk::new(session.catalog.topics(), place, sweep.limit);
     swept.chunks = retire(session, &mut walk).await?;
-    swept.more |= walk.is_cut_short() && swept.chunks > 0;
+    swept.more |= walk.is_cut_short();
     expire_entries(session, sweep.limit).await?;
     let all = session.catalog.clone();
     let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());

@@ -81,7 +81,9 @@ impl PostgresStore {
             Ok(answers) => free.into_iter().zip(answers).collect(),
             Err(error) if waited_too_long(&error) => {
                 let (keyless, mut all) = families(units, free, &HashSet::new());
-                all.push(keyless);
+                if !keyless.is_empty() {
+                    all.push(keyless);
+                }
                 self.emit_families(units, all, now).await
             }
             Err(error) => refused(free, &error),

@@ -51,8 +51,16 @@ pub(super) struct AtOnce {
 pub(super) struct Carried(Mutex<Option<(Instant, Micros)>>);
 
 impl Carried {
+    /// Answers may be heard in another order than they were given: it never goes back, as chunks ascend in time.
     pub(super) fn set(&self, time: Micros) {
-        *lock(&self.0) = Some((Instant::now(), time));
+        let mut carried = lock(&self.0);
+        let is_later = |(heard, Micros(then)): (Instant, Micros)| {
+            let since = heard.elapsed();
+            since < CARRIED && then + since.as_micros() as i64 > time.0
+        };
+        if !carried.is_some_and(is_later) {
+            *carried = Some((Instant::now(), time));
+        }
     }
 
     fn now(&self) -> Option<Time> {

@@ -125,7 +125,9 @@ impl RedisStore {
             }
         }
         let end = |session: &Session<'_>| {
-            session.remove(workers_key(session), owner.to_string());
+            if still(session)? {
+                session.remove(workers_key(session), owner.to_string());
+            }
             Ok(())
         };
         self.write(now, end).await?;
@@ -230,7 +232,7 @@ impl RedisStore {
             walk.pass(&stretch, &looked);
         }
         self.round.go_on_at(walk.place());
-        Ok(walk.is_cut_short() && *removed > 0)
+        Ok(walk.is_cut_short())
     }
 }
 

@@ -99,7 +99,7 @@ pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep, place: Place) -> Resul
     swept.more |= erase(session, sweep.limit)?;
     let mut walk = Walk::new(session.catalog.topics(), place, sweep.limit);
     swept.chunks = retire(session, &mut walk)?;
-    swept.more |= walk.is_cut_short() && swept.chunks > 0;
+    swept.more |= walk.is_cut_short();
     expire_entries(session, sweep.limit)?;
     Ok((swept, walk.place()))
 }

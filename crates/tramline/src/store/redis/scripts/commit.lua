@@ -33,7 +33,9 @@ if ARGV[3] == 'full' then redis.call('HDEL', KEYS[2], 'nothing') end
 at = first
 while at <= #ARGV do
     local words = tonumber(ARGV[at])
-    redis.call(unpack(ARGV, at + 1, at + words))
+    -- A hint may be lost, if this user may not give it: what was written before it stays written.
+    local call = ARGV[at + 1] == 'PUBLISH' and redis.pcall or redis.call
+    call(unpack(ARGV, at + 1, at + words))
     at = at + words + 1
 end
 if turn then redis.call('DEL', KEYS[1]) end
