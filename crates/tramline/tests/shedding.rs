@@ -73,7 +73,8 @@ on_every_store! {
         assert!((EVENTS / 2..EVENTS).contains(&left), "{left}");
         let records = drops(bench).await;
         assert_eq!((records.len(), records[0].reason, records[0].events), (1, DropReason::Shed, EVENTS - left));
-        let first = bench.store.event(tramline::store::verbs::FindEvent { id: records[0].last, now: None }).await;
+        // The last one may still be there, where it was enough to give up its work.
+        let first = bench.store.event(tramline::store::verbs::FindEvent { id: records[0].first, now: None }).await;
         assert!(first.unwrap().is_none(), "what nobody needs any more is gone");
     }
 
