@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -13,6 +13,8 @@ pub(crate) const TOPIC: &str = "crash";
 pub(crate) const UNORDERED: &str = "unordered";
 pub(crate) const ORDERED: &str = "ordered";
 
+const DONE: &str = "done";
+const RETRY: &str = "retry";
 const KEYS: u64 = 7;
 const EMITTERS: u64 = 3;
 const WORKERS: usize = 2;
@@ -32,7 +34,10 @@ pub(crate) struct Claimed {
     pub(crate) prev: Option<i64>,
     pub(crate) key: String,
     pub(crate) number: u64,
+    pub(crate) attempt: u64,
     crashes: u64,
+    /// When the worker asked for it.
+    pub(crate) asked: Instant,
 }
 
 /// What clients did and saw.
@@ -43,6 +48,9 @@ pub(crate) struct Log {
     /// Number and id of what was acknowledged.
     pub(crate) acknowledged: Vec<(u64, i64)>,
     pub(crate) claims: Vec<Claimed>,
+    /// When the server first said that they were settled as done, or as failed.
+    pub(crate) done: HashMap<(&'static str, i64), Instant>,
+    pub(crate) failed: HashMap<(&'static str, i64), Instant>,
     /// Events that kills have hit so often that one more could make them look like the cause. They get through first.
     pub(crate) in_danger: HashSet<(&'static str, i64)>,
     seen: HashMap<&'static str, HashSet<i64>>,
@@ -55,7 +63,9 @@ impl Log {
         self.seen.get(subscription).unwrap_or(&self.none)
     }
 
-    fn safe(&mut self, subscription: &'static str, id: i64) {
+    fn settled(&mut self, subscription: &'static str, id: i64, outcome: &str) {
+        let settled = if outcome == DONE { &mut self.done } else { &mut self.failed };
+        settled.entry((subscription, id)).or_insert_with(Instant::now);
         self.in_danger.remove(&(subscription, id));
     }
 
@@ -245,7 +255,7 @@ async fn work(shared: Arc<Shared>, worker: usize, subscription: &'static str) {
     let mut node = worker;
     while !shared.no_more_work.is_cancelled() {
         let wish = json!({ "worker": format!("worker-{worker}"), "max_events": 20, "wait_ms": 200 });
-        let asked = tokio::time::Instant::now();
+        let asked = Instant::now();
         let claim = format!("/v1/subscriptions/{subscription}/claim");
         let Some(answer) = shared.post(node, &claim, &wish, None).await else {
             node += 1;
@@ -257,26 +267,37 @@ async fn work(shared: Arc<Shared>, worker: usize, subscription: &'static str) {
         if events.is_empty() || waited > LEASE_MS - SPARE_MS {
             continue;
         }
-        shared.note(|log| events.iter().for_each(|event| log.add(claimed(subscription, event))));
+        shared.note(|log| events.iter().for_each(|event| log.add(claimed(subscription, event, asked))));
         let results = outcomes(events, subscription == ORDERED);
         let settle = format!("/v1/subscriptions/{subscription}/settle");
         // If there is no answer the outcomes may be stored or not; what is not comes again.
         if let Some(answer) = shared.post(node, &settle, &json!({ "results": results }), None).await {
-            let results = answer["results"].as_array().unwrap().iter();
-            let settled = results.filter(|result| result["status"] == "settled");
-            shared.note(|log| settled.for_each(|it| log.safe(subscription, id(&it["id"]).unwrap())));
+            let answers = answer["results"].as_array().unwrap().iter();
+            let settled = answers.zip(&results).filter(|(answer, _)| answer["status"] == "settled");
+            shared.note(|log| {
+                for (answer, result) in settled {
+                    assert_eq!(answer["id"], result["id"], "answers come in the order of results");
+                    log.settled(
+                        subscription,
+                        id(&answer["id"]).unwrap(),
+                        result["outcome"].as_str().unwrap(),
+                    );
+                }
+            });
         }
     }
 }
 
-fn claimed(subscription: &'static str, event: &Value) -> Claimed {
+fn claimed(subscription: &'static str, event: &Value, asked: Instant) -> Claimed {
     Claimed {
         subscription,
         id: id(&event["id"]).unwrap(),
         prev: id(&event["prev"]),
         key: event["key"].as_str().unwrap().to_owned(),
         number: event["payload"].as_u64().unwrap(),
+        attempt: event["attempt"].as_u64().unwrap(),
         crashes: event["crashes"].as_u64().unwrap(),
+        asked,
     }
 }
 
@@ -290,7 +311,7 @@ fn outcomes(events: &[Value], ordered: bool) -> Vec<Value> {
             continue;
         }
         let fails = event["payload"].as_u64().unwrap().is_multiple_of(10) && event["attempt"] == 1;
-        let outcome = if fails { "retry" } else { "done" };
+        let outcome = if fails { RETRY } else { DONE };
         if fails {
             failed.insert(key);
         }
