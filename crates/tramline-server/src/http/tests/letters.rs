@@ -139,7 +139,7 @@ async fn a_replay_of_very_many_goes_on_from_call_to_call_at_one_rate() {
         replay["after"] = part["next"].clone();
     }
     assert_eq!(counts.iter().sum::<u64>(), many);
-    assert!(counts.len() > 2, "one call does no more than it may");
+    assert!(counts.len() > 1, "one call does no more than it may");
     let counts = bed.get("/v1/subscriptions/s").await.good()["counts"].clone();
     assert_eq!((&counts["ready"], &counts["delayed"]), (&json!(1), &json!(many - 1)), "one is first");
 }

@@ -217,6 +217,10 @@ async fn what_the_description_forbids_is_refused_and_its_edges_are_taken() {
                 changed["kind"] = json!("push");
                 changed["callback"] = json!("https://receiver.example/");
             }
+            // How many, of those that are meant by something else.
+            if field == "limit" {
+                changed["all"] = json!(true);
+            }
             changed[field] = value.clone();
             changed.to_string()
         };
