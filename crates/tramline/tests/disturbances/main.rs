@@ -31,7 +31,7 @@ use tramline::model::id::Incarnation;
 
 /// On each store, in how many disturbances. On a file there are four kinds, on a server twelve: each kind comes several times.
 const STORES: [(&str, usize); 4] = [("sqlite", 60), ("postgres", 60), ("mysql", 24), ("redis", 24)];
-/// Only where it is named: after lost leases its workers get on so slowly that events are quarantined which never ran.
+/// Only where it is named: it failed there (keys that stalled, an event that was quarantined), and the cause is not known.
 const ON_DEMAND: &str = "redis";
 
 #[tokio::main]
