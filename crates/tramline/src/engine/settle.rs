@@ -20,7 +20,7 @@ const PARTIAL: Duration = Duration::from_millis(100);
 
 /// So few outcomes wait a moment for company: a commit for each of them would stand in the way of the next emit.
 const FEW: usize = 64;
-const LINGER: Duration = Duration::from_millis(3);
+const LINGER: Duration = Duration::from_millis(5);
 
 /// Settles until it is told to stop.
 pub(crate) async fn settle_all(run: Arc<Run>, stop: CancellationToken) {

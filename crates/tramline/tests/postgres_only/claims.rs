@@ -58,6 +58,57 @@ async fn a_claim_tells_that_something_due_was_locked() {
     store.close().await;
 }
 
+/// Claims that follow each other look only at what came meanwhile, but always at rules.
+#[tokio::test]
+async fn events_that_come_one_by_one_are_taken_one_by_one_unless_a_rule_says_otherwise() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await.id;
+    let pause = |until| SetRule {
+        subscription: queue,
+        kind: RuleKind::Pause,
+        until,
+        by: "olga".into(),
+        reason: "because".into(),
+        now: None,
+    };
+    assert!(ids(&store.claim(queue, 9).await).is_empty());
+    for _ in 0..5 {
+        let emitted = store.emit(event("a")).await.unwrap();
+        let claimed = store.claim(queue, 9).await;
+        assert_eq!(ids(&claimed), [emitted.events[0].id]);
+        // Whoever takes something asks again soon: there may be more than it has looked at.
+        assert!(claimed.next_due.is_some_and(|due| due <= claimed.now.after(Duration::from_secs(60))));
+        assert_eq!(store.settle_done(queue, &claimed).await.accepted, [[true]]);
+    }
+    store.set_rule(pause(Some(RuleEnd::Open))).await.unwrap();
+    let emitted = store.emit(event("b")).await.unwrap();
+    let stopped = store.claim(queue, 9).await;
+    assert_eq!((ids(&stopped).len(), stopped.stopped_by), (0, Some(RuleKind::Pause)));
+    store.set_rule(pause(None)).await.unwrap();
+    assert_eq!(ids(&store.claim(queue, 9).await), [emitted.events[0].id]);
+    store.close().await;
+}
+
+/// A claim that looks only at what came meanwhile leaves priorities to the next one.
+#[tokio::test]
+async fn two_claims_take_all_priorities() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await.id;
+    for _ in 0..3 {
+        assert!(ids(&store.claim(queue, 9).await).is_empty());
+        let usual = store.emit(event("a")).await.unwrap();
+        let urgent = store.emit(event("b").priority(0)).await.unwrap();
+        let (first, second) = (store.claim(queue, 9).await, store.claim(queue, 9).await);
+        let mut taken = [ids(&first), ids(&second)].concat();
+        taken.sort();
+        assert_eq!(taken, [usual.events[0].id, urgent.events[0].id]);
+        for claimed in [first, second].iter().filter(|claimed| !claimed.slices.is_empty()) {
+            store.settle_done(queue, claimed).await;
+        }
+    }
+    store.close().await;
+}
+
 /// While there is a rule a claim has to look at it, step by step.
 #[tokio::test]
 async fn a_rule_that_has_ended_is_swept_away() {

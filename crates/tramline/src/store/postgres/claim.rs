@@ -29,8 +29,8 @@ use std::collections::HashMap;
 use tokio::time::Instant;
 
 /// Where the columns of the chunk and of the claim itself begin in a row of `tramline_claim_due`.
-const CHUNK: usize = 16;
-const AT: usize = 22;
+pub(super) const CHUNK: usize = 16;
+pub(super) const AT: usize = 22;
 /// How many expired leases one claim looks after.
 const EXPIRED: i64 = 64;
 
@@ -95,8 +95,8 @@ impl PostgresStore {
 pub(super) enum Due {
     /// Nothing was taken: there is more to decide.
     Undecided,
-    /// All that is due, or as much as was wanted.
-    All(RawClaim),
+    /// All that is due, or as much as was wanted. `empty`: nothing of any priority is left that is due.
+    All { raw: RawClaim, empty: bool },
     /// Some, and something is left: it has to be split, or somebody else has it locked.
     Some(RawClaim),
 }
@@ -115,7 +115,7 @@ fn read_due(rows: &[PgRow], taker: &Taker) -> Result<Due> {
         raw.slices.push(slice);
     }
     if taken == taker.events || weight >= taker.bytes {
-        return Ok(Due::All(raw));
+        return Ok(Due::All { raw, empty: false });
     }
     if last.try_get::<Option<bool>, _>(AT + 2)? == Some(true) {
         return Ok(Due::Some(raw));
@@ -123,7 +123,7 @@ fn read_due(rows: &[PgRow], taker: &Taker) -> Result<Due> {
     let next = last.try_get::<Option<i64>, _>(AT + 1)?.map(Time);
     let own = (taken > 0).then_some(raw.until);
     raw.next_due = [next, own].into_iter().flatten().min();
-    Ok(Due::All(raw))
+    Ok(Due::All { raw, empty: last.try_get(AT + 3)? })
 }
 
 /// Takes events. Decoding is left to the caller, outside the transaction.

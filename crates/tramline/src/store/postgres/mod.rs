@@ -2,7 +2,7 @@
 //!
 //! - `store`: the verbs
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
-//! - `emit` (with `idempotency`), `claim` (with `floor`), `order` (with `lanes`), `settle`: the walk of
+//! - `emit` (with `idempotency`), `claim` (with `floor` and `glance`), `order` (with `lanes`), `settle`: the walk of
 //!   an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
@@ -22,6 +22,7 @@ mod erase;
 mod examine;
 mod failures;
 mod floor;
+mod glance;
 mod idempotency;
 mod limit;
 mod look;
@@ -59,6 +60,7 @@ use crate::store::retention::Round;
 use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Claim, Emission, Settle, Settled};
 use floor::Floors;
+use glance::Glances;
 use session::{BY_INDEX_FOR_EVER, Begin, CatalogCache, Planner, Session, Texts};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Transaction};
@@ -88,6 +90,7 @@ pub struct PostgresStore {
     cache: CatalogCache,
     proven: Proven,
     floors: Floors,
+    glances: Glances,
     round: Round,
     /// Spreads events without a key over the lanes.
     spread: AtomicU64,
@@ -143,6 +146,7 @@ impl PostgresStore {
             cache: CatalogCache::default(),
             proven: Proven::default(),
             floors: Floors::default(),
+            glances: Glances::default(),
             round: Round::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),

@@ -152,7 +152,12 @@ impl Store for PostgresStore {
             _ => Way::Call,
         };
         let due = match (policy, way) {
-            (Some(policy), Way::Call) => self.claim_due(&claim, policy, known.version).await?,
+            (Some(policy), Way::Call) => {
+                if let Some(raw) = self.glance(&claim, policy, known.version).await? {
+                    return raw.decode(&known);
+                }
+                self.claim_due(&claim, policy, known.version).await?
+            }
             (_, Way::Call) => Due::Undecided,
             (_, Way::All) => {
                 let (raw, catalog) = self.claim_by_steps(&claim, None).await?;
@@ -165,8 +170,11 @@ impl Store for PostgresStore {
             }
         };
         let (first, rest) = match due {
-            Due::All(raw) => {
+            Due::All { raw, empty } => {
                 self.looked(&claim, &raw, began);
+                if empty {
+                    self.glances.looked(claim.subscription, began, known.version, &raw);
+                }
                 return raw.decode(&known);
             }
             Due::Undecided => (None, claim),

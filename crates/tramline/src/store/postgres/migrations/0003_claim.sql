@@ -1,7 +1,7 @@
 -- The common claim in one call, where there is no order: due slices as they are, by priority and then time, until they hold
 -- what is wanted. The answer has one row per slice with its chunk, and then one with the time of the claim, when something
--- is due that is not yet, and whether something is left that is due: a slice too large to be taken whole, or one that
--- somebody else has locked. There at is NULL, and nothing was taken, when there is more to look after than that: a
+-- is due that is not yet, whether something is left that is due (a slice too large to be taken whole, or one that
+-- somebody else has locked), and whether all events have the usual priority. There at is NULL, and nothing was taken, when there is more to look after than that: a
 -- change of the catalogue since `version`, a rule, a back-fill, a lease that has ended, a suspect.
 --
 -- Callers forbid the planner to think of anything but the indexes, as Session does.
@@ -12,7 +12,7 @@ CREATE FUNCTION tramline_claim_due(
     chunk bigint, id bigint, subscription bigint, state smallint, lane bigint, rank bigint, mask bigint, due_at bigint,
     attempts int, crashes int, alone int, epoch bigint, owner bigint, replayed boolean, bytes int, error text,
     topic bigint, emitted_at bigint, meta text, prevs bigint[], mains bigint[], body bytea,
-    at bigint, next_due bigint, more boolean
+    at bigint, next_due bigint, more boolean, simple boolean
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -98,5 +98,6 @@ BEGIN
         END LOOP;
     END IF;
     at := moment;
+    simple := NOT priorities;
     RETURN NEXT;
 END $$;
