@@ -182,6 +182,7 @@ fn pem(name: &str) -> PathBuf {
 /// True if the server shows this certificate.
 async fn shows(address: &str, certificate: &str) -> bool {
     let certificate = reqwest::Certificate::from_pem(&std::fs::read(pem(certificate)).unwrap()).unwrap();
+    tramline::tls::prepare();
     let client = reqwest::Client::builder().no_proxy().tls_certs_only([certificate]).build().unwrap();
     client
         .get(format!("https://{address}/health/ready"))

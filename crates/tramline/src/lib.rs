@@ -18,7 +18,7 @@ pub mod plan;
 pub mod push;
 pub mod store;
 pub mod testkit;
-mod tls;
+pub mod tls;
 pub mod wake;
 
 pub use engine::buffer::Rejected;

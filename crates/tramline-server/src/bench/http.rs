@@ -41,6 +41,7 @@ pub(super) async fn measure(
     round: usize,
     samples: &mut Samples,
 ) -> Result<(), BoxError> {
+    tramline::tls::prepare();
     let client = Client::builder().pool_max_idle_per_host(CONNECTIONS).build()?;
     let one = json!({ "payload": "x".repeat(PAYLOAD), "type": "bench" });
     let many = json!(vec![one.clone(); MANY]).to_string();

@@ -51,6 +51,7 @@ impl Connection {
         if base.cannot_be_a_base() || !base.has_host() {
             return Err(wrong());
         }
+        tramline::tls::prepare();
         let mut http = reqwest::Client::builder()
             .connect_timeout(CONNECT)
             .user_agent(concat!("tramline/", env!("CARGO_PKG_VERSION")));

@@ -248,6 +248,7 @@ mod tests {
     }
 
     fn sent(payload: &str, content_type: Option<&str>) -> (String, String) {
+        tramline::tls::prepare();
         let request = reqwest::Client::new().post("http://localhost");
         let content_type = content_type.map(str::to_owned);
         let request = body(request, payload.as_bytes(), content_type, &about()).unwrap().build().unwrap();

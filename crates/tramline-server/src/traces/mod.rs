@@ -42,6 +42,7 @@ impl Tracing {
     pub(crate) fn start(endpoint: Option<&str>, sample: f64) -> Result<Option<Tracing>, BoxError> {
         let Some(endpoint) = endpoint else { return Ok(None) };
         let url = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
+        tramline::tls::prepare();
         let exporter = SpanExporter::builder()
             .with_http()
             .with_endpoint(url)

@@ -97,6 +97,7 @@ struct Shared {
 
 impl Load {
     pub(crate) async fn start(nodes: Vec<String>) -> Load {
+        tramline::tls::prepare();
         let http = reqwest::Client::builder().timeout(Duration::from_secs(5)).build().unwrap();
         let shared = Arc::new(Shared {
             nodes,

@@ -196,6 +196,7 @@ impl Drop for Node {
 }
 
 fn client() -> reqwest::Client {
+    tramline::tls::prepare();
     reqwest::Client::builder().no_proxy().build().unwrap()
 }
 

@@ -20,6 +20,7 @@ impl Bus {
         let arguments =
             ["--tls-cert", &cert, "--tls-key", &key, "--push-allow", "127.0.0.1", "--push-insecure-tls"];
         let node = place.launch(&arguments).env("TRAMLINE_ROOT_TOKEN", ROOT).start();
+        tramline::tls::prepare();
         let http = Client::builder().danger_accept_invalid_certs(true).build().unwrap();
         let bus = Bus { node, http };
         for name in ["shop", "web"] {

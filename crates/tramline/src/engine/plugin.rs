@@ -51,6 +51,7 @@ impl HttpForward {
             Error::invalid(format!("{url:?} is not a URL"), "use http:// or https:// and a host")
                 .because(error)
         })?;
+        crate::tls::prepare();
         let client = reqwest::Client::builder()
             .timeout(timeout)
             .redirect(reqwest::redirect::Policy::none())
