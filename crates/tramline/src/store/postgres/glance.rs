@@ -65,12 +65,13 @@ impl Glances {
     }
 }
 
-/// One statement, so that rules and events are those of one moment. It writes no slice that is not there, so the subscription
+/// One statement, so that rules and events are those of one moment; who sets a rule waits for it like for every claim. It writes no slice that is not there, so the subscription
 /// need not be locked against deletion. Slices that are not small stay for a whole look.
 const GLANCE: &str = "UPDATE tramline_slice s \
     SET state = 1, owner = $3, epoch = s.epoch + 1, due_at = f.moment + $4, pos = f.moment + $4 \
     FROM (SELECT d.chunk, d.id, n.moment \
-        FROM (SELECT tramline_now() AS moment, set_config('synchronous_commit', 'off', true) OFFSET 0) n, tramline_slice d \
+        FROM (SELECT tramline_now() AS moment, set_config('synchronous_commit', 'off', true), \
+            pg_advisory_xact_lock_shared('tramline_rule'::regclass::oid::int, $2::int) OFFSET 0) n, tramline_slice d \
         WHERE d.subscription = $2 AND d.state = 0 AND d.lane = 0 AND d.rank = 5 AND d.pos <= n.moment \
         AND (SELECT m.value FROM tramline_meta m WHERE m.name = 'catalog') = $1 \
         AND NOT EXISTS (SELECT FROM tramline_rule r WHERE r.subscription = $2) \
