@@ -1,6 +1,6 @@
 //! The server is killed again and again while clients emit and work over HTTP: on SQLite alone, on servers as one of two nodes.
 //! Nothing acknowledged is lost, nothing is invented, keys stay in order, what was settled stays settled, and it serves again at
-//! once.
+//! once. Schedules run beside it, each time once.
 //!
 //! `TRAMLINE_KILLS` says how often on each store; 30 unless set, and 10 on MySQL and Redis.
 
@@ -14,6 +14,7 @@ mod check;
 mod clients;
 #[path = "../node/mod.rs"]
 mod node;
+mod schedules;
 #[path = "../stores/mod.rs"]
 mod stores;
 
@@ -62,6 +63,7 @@ fn two_nodes(place: &Place) -> Vec<Node> {
 
 async fn survive(kills: usize, mut nodes: Vec<Node>) {
     let kills = std::env::var("TRAMLINE_KILLS").map_or(kills, |kills| kills.parse().unwrap());
+    schedules::start(&nodes[0]).await;
     let load = clients::Load::start(nodes.iter().map(|node| node.url("")).collect()).await;
     let mut slowest = Duration::ZERO;
     for number in 0..kills {
@@ -86,6 +88,9 @@ async fn survive(kills: usize, mut nodes: Vec<Node>) {
     check::in_order(&log);
     check::failures_hold_up_their_key(&log);
     check::settled_stays_settled(&log);
+    let ticks = schedules::check(&nodes[0]).await;
     let events = acknowledged.len();
-    println!("{kills} kills, {events} events acknowledged, serving again after {slowest:?} at most");
+    println!(
+        "{kills} kills, {events} events acknowledged, {ticks} scheduled, serving again after {slowest:?} at most"
+    );
 }

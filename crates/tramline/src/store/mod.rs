@@ -188,7 +188,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn delete_subscription(&self, name: &str) -> Result<()>;
     /// Writes a bounded part of the retained events into a new subscription. True while there is more.
     async fn backfill(&self, subscription: SubscriptionId) -> Result<bool>;
-    /// Sets or removes a rule.
+    /// Sets or removes a rule. Once it is set, nothing is taken any more: claims that had not seen it have ended. `Unavailable`
+    /// if one of them takes too long; the rule is in force all the same.
     async fn set_rule(&self, set: SetRule) -> Result<()>;
     /// Sets a rule for all subscriptions whose names match, those that there are and those that come. `Conflict` when there are too many.
     async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule>;

@@ -1,6 +1,7 @@
 //! Rules, between reading and writing: what stops a subscription and until when, and what rules by pattern mean for it.
 
 use crate::error::{Error, Result};
+use crate::model::id::SubscriptionId;
 use crate::model::pattern::Pattern;
 use crate::model::rule::{AuditEntry, PatternRule, RuleKind};
 use crate::model::time::Time;
@@ -8,6 +9,9 @@ use crate::store::verbs::{MAX_PATTERN_RULES, RuleEnd, SetPatternRule, SetRule};
 
 /// How many acts on patterns an audit looks at.
 pub(crate) const PATTERN_ACTS: u32 = 1_000;
+
+/// For the claims of how many subscriptions one transaction waits that has set rules.
+pub(crate) const OUTLAST: usize = 64;
 
 /// What stops a subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +46,11 @@ pub(crate) fn action(kind: RuleKind, set: bool) -> &'static str {
 impl SetRule {
     pub(crate) fn action(&self) -> &'static str {
         action(self.kind, self.until.is_some())
+    }
+
+    /// Whom it stops, if it does: after that nothing is taken any more.
+    pub(crate) fn stopped(&self) -> &[SubscriptionId] {
+        if self.until.is_some() { std::slice::from_ref(&self.subscription) } else { &[] }
     }
 
     /// When the rule ends by itself, if there is one from now on.

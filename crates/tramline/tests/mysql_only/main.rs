@@ -10,6 +10,7 @@ mod locks;
 mod opening;
 mod packets;
 mod round_trips;
+mod rules;
 mod tails;
 #[path = "../server_only/transactions.rs"]
 mod transactions;

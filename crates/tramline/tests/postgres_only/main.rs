@@ -9,6 +9,7 @@ mod locks;
 mod opening;
 mod plain_sql;
 mod plans;
+mod rules;
 mod snapshots;
 mod tallies;
 #[path = "../server_only/transactions.rs"]

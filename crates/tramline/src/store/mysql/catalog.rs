@@ -225,7 +225,9 @@ async fn write_subscription(
         text(&policy),
         session.now.0
     ));
-    session.write("INSERT INTO tramline_gate (kind, id, side) VALUES (1, LAST_INSERT_ID(), 0)");
+    session.write(
+        "INSERT INTO tramline_gate (kind, id, side) VALUES (1, LAST_INSERT_ID(), 0), (1, LAST_INSERT_ID(), 1)",
+    );
     let sql = format!("SELECT id FROM tramline_subscription WHERE name = {}", text(&put.name));
     let id = session.rows(sql).await?.first().map_or(Ok(0), |row| row.int(0))?;
     Ok((SubscriptionId(id), session.now))

@@ -50,7 +50,7 @@ pub(super) struct Outlook {
 impl MysqlStore {
     /// Takes events. Decoding is left to the caller.
     pub(super) async fn claim_raw(&self, claim: &Claim) -> Result<(RawClaim, Arc<Catalog>)> {
-        let begin = Begin::writing(claim.now, claim.subscription);
+        let begin = Begin::claiming(claim.now, claim.subscription);
         let mut tries = Tries::few();
         loop {
             let mut tx = self.begin().await?;

@@ -55,12 +55,13 @@ pub use options::MysqlOptions;
 
 use crate::error::{Error, Result};
 use crate::model::event::Event;
-use crate::model::id::TopicId;
+use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
 use crate::store::retention::Round;
+use crate::store::rules::OUTLAST;
 use crate::store::spare::Spares;
 use crate::store::verbs::{Emission, Settle, Settled};
 use log::Turns;
@@ -242,6 +243,17 @@ impl MysqlStore {
         step!(self, Tries::few(), |conn| self.session(conn, &Begin::default()), |session| async {
             Ok(session.catalog.clone())
         })
+    }
+
+    /// Returns when every claim has ended that may have looked at the rules of these subscriptions before they changed. The rules are
+    /// in force already, so that claims which begin meanwhile need not be waited for.
+    async fn outlast_claims(&self, subscriptions: &[SubscriptionId]) -> Result<()> {
+        for some in subscriptions.chunks(OUTLAST) {
+            step!(self, Tries::patient(), |conn| self.session(conn, &Begin::default()), |session| {
+                rules::keep_claims_away(session, some)
+            })?;
+        }
+        Ok(())
     }
 
     /// Creates the topics that are not known yet.

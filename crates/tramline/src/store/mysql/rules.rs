@@ -3,7 +3,7 @@
 
 use super::catalog::{load, lock_catalog};
 use super::session::Session;
-use super::sql::{Columns, insert, join, maybe_text, maybe_time, overwrite, text};
+use super::sql::{Columns, insert, join, maybe_text, maybe_time, numbered, overwrite, text};
 use crate::error::Result;
 use crate::model::id::SubscriptionId;
 use crate::model::rule::{AuditEntry, PatternRule, Rule, RuleKind};
@@ -12,6 +12,7 @@ use crate::model::time::Time;
 use crate::store::rules::{self, PATTERN_ACTS, action, pattern, topics, unknown};
 use crate::store::verbs::{RemovePatternRule, SetPatternRule, SetRule};
 use sqlx::mysql::MySqlRow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The rules in force that stop a subscription, with those that come from patterns.
@@ -102,7 +103,11 @@ pub(super) async fn by_pattern(session: &mut Session<'_>) -> Result<Vec<PatternR
 }
 
 /// Behind the lock of the catalogue, and with what is in it after that: no subscription comes unseen.
-pub(super) async fn set_by_pattern(session: &mut Session<'_>, set: &SetPatternRule) -> Result<PatternRule> {
+/// Gives the rule and whom it stops, in order.
+pub(super) async fn set_by_pattern(
+    session: &mut Session<'_>,
+    set: &SetPatternRule,
+) -> Result<(PatternRule, Vec<SubscriptionId>)> {
     lock_catalog(session).await?;
     session.catalog = Arc::new(load(session).await?);
     let all = by_pattern(session).await?;
@@ -131,13 +136,25 @@ pub(super) async fn set_by_pattern(session: &mut Session<'_>, set: &SetPatternRu
     };
     let mut rule = set.rule(id, old, session.now);
     let catalog = session.catalog.clone();
-    let stopped: Vec<SubscriptionId> =
-        catalog.subscriptions().iter().filter(|one| rule.stops(one)).map(|one| one.id).collect();
+    let stopped = catalog.subscriptions().iter().filter(|one| rule.stops(one)).map(|one| one.id);
+    let stopped: BTreeSet<SubscriptionId> = stopped.collect();
+    let stopped: Vec<SubscriptionId> = stopped.into_iter().collect();
     rule.subscriptions = stopped.len() as u64;
     apply(session, &rule, &stopped);
     let why = (set.by.as_str(), set.reason.as_str());
     note(session, 0, action(set.kind, true), why, Some(set.pattern.as_str()));
-    Ok(rule)
+    Ok((rule, stopped))
+}
+
+/// Waits for the claims of subscriptions, which share this lock from before they look at the rules until they end, and keeps
+/// others away until the transaction ends. The subscriptions are sorted, so that two never wait in a circle. Settlements
+/// do not have it: they may be part of somebody's long transaction.
+pub(super) async fn keep_claims_away(session: &mut Session<'_>, of: &[SubscriptionId]) -> Result<()> {
+    let sql = format!(
+        "SELECT g.id FROM {} STRAIGHT_JOIN tramline_gate g ON g.kind = 1 AND g.id = n.a AND g.side = 1 FOR UPDATE",
+        numbered(of.iter().map(|id| id.0))
+    );
+    session.rows(sql).await.map(|_| ())
 }
 
 fn apply(session: &mut Session<'_>, rule: &PatternRule, stopped: &[SubscriptionId]) {
@@ -177,7 +194,12 @@ pub(super) async fn resolve(session: &mut Session<'_>, subscription: &Subscripti
         "DELETE FROM tramline_rule WHERE subscription = {} AND source <> 0",
         subscription.id.0
     ));
-    for rule in by_pattern(session).await?.iter().filter(|rule| rule.stops(subscription)) {
+    let mut rules = by_pattern(session).await?;
+    rules.retain(|rule| rule.stops(subscription));
+    if !rules.is_empty() {
+        keep_claims_away(session, &[subscription.id]).await?;
+    }
+    for rule in &rules {
         apply(session, rule, &[subscription.id]);
     }
     Ok(())

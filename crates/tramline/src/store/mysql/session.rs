@@ -64,6 +64,16 @@ impl Begin {
         Begin { now, locks: vec![share], ..Begin::default() }
     }
 
+    /// A claim: who sets a rule on the subscription waits for its end, too.
+    pub(super) fn claiming(now: Option<Time>, subscription: SubscriptionId) -> Begin {
+        let mut begin = Begin::writing(now, subscription);
+        begin.locks.push(format!(
+            "SELECT id FROM tramline_gate WHERE kind = 1 AND id = {} AND side = 1 LOCK IN SHARE MODE",
+            subscription.0
+        ));
+        begin
+    }
+
     /// The statements with which the step begins. Later ones of the same packet may name the time as `@tramline_now`.
     fn statements(&self) -> Vec<String> {
         let mut statements = Vec::with_capacity(self.locks.len() + 3);

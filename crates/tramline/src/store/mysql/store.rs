@@ -104,14 +104,17 @@ impl Store for MysqlStore {
 
     async fn set_rule(&self, set: SetRule) -> Result<()> {
         let begin = Begin::writing(set.now, set.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| rules::set(session, &set))
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| rules::set(session, &set))?;
+        self.outlast_claims(set.stopped()).await
     }
 
     async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
         let begin = Begin::reading(set.now);
-        step!(self, Tries::patient(), |conn| self.session(conn, &begin), |session| rules::set_by_pattern(
-            session, &set
-        ))
+        let (rule, stopped) = step!(self, Tries::patient(), |conn| self.session(conn, &begin), |session| {
+            rules::set_by_pattern(session, &set)
+        })?;
+        self.outlast_claims(&stopped).await?;
+        Ok(rule)
     }
 
     async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {

@@ -50,13 +50,14 @@ pub use options::PostgresOptions;
 
 use crate::error::Result;
 use crate::model::event::Event;
-use crate::model::id::TopicId;
+use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::{Time, millis};
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
 use crate::store::retention::Round;
+use crate::store::rules::OUTLAST;
 use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Claim, Emission, Settle, Settled};
 use floor::Floors;
@@ -222,7 +223,7 @@ impl PostgresStore {
         let known = self.cache.get();
         let subscription = known.require_subscription(claim.subscription);
         let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
-        let begin = Begin { may_be_lost, ..Begin::writing(claim.now, claim.subscription) };
+        let begin = Begin { may_be_lost, claims: true, ..Begin::writing(claim.now, claim.subscription) };
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
             session.floor = floor.unwrap_or(session.floor);
             Ok((claim::claim(session, claim).await?, session.catalog.clone()))
@@ -276,6 +277,18 @@ impl PostgresStore {
         self.cache.set(Arc::default());
         let mut conn = self.connection().await?;
         self.catalog(&mut conn).await.map(|_| ())
+    }
+
+    /// Returns when every claim has ended that may have looked at the rules of these subscriptions before they changed. The rules are
+    /// in force already, so that claims which begin meanwhile need not be waited for; and only some of these locks are held at a time,
+    /// because the server has room for few.
+    async fn outlast_claims(&self, subscriptions: &[SubscriptionId]) -> Result<()> {
+        for some in subscriptions.chunks(OUTLAST) {
+            step!(self, Tries::patient(), |tx| self.patient(tx, Begin::reading(None)), |session| {
+                rules::keep_claims_away(session, some)
+            })?;
+        }
+        Ok(())
     }
 
     /// Removes left-overs that are in the way of a change, step by step.

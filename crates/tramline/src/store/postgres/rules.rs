@@ -12,6 +12,7 @@ use crate::store::rules::{self, PATTERN_ACTS, action, pattern, topics, unknown};
 use crate::store::verbs::{RemovePatternRule, SetPatternRule, SetRule};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The rules in force that stop a subscription, with those that come from patterns.
@@ -98,7 +99,11 @@ pub(super) async fn by_pattern(session: &mut Session<'_>) -> Result<Vec<PatternR
 }
 
 /// Behind the lock of the catalogue, and with what is in it after that: no subscription comes unseen.
-pub(super) async fn set_by_pattern(session: &mut Session<'_>, set: &SetPatternRule) -> Result<PatternRule> {
+/// Gives the rule and whom it stops, in order.
+pub(super) async fn set_by_pattern(
+    session: &mut Session<'_>,
+    set: &SetPatternRule,
+) -> Result<(PatternRule, Vec<SubscriptionId>)> {
     lock_catalog(session).await?;
     session.catalog = Arc::new(load(session.conn, session.texts).await?);
     let all = by_pattern(session).await?;
@@ -126,18 +131,29 @@ pub(super) async fn set_by_pattern(session: &mut Session<'_>, set: &SetPatternRu
     };
     let mut rule = set.rule(id, old, session.now);
     let catalog = session.catalog.clone();
-    let stopped = catalog.subscriptions().iter().filter(|one| rule.stops(one)).map(|one| one.id.0);
-    let stopped: Vec<i64> = stopped.collect();
+    let stopped = catalog.subscriptions().iter().filter(|one| rule.stops(one)).map(|one| one.id);
+    let stopped: BTreeSet<SubscriptionId> = stopped.collect();
+    let stopped: Vec<SubscriptionId> = stopped.into_iter().collect();
     rule.subscriptions = stopped.len() as u64;
-    apply(session, &rule, stopped).await?;
+    apply(session, &rule, &stopped).await?;
     let why = (set.by.as_str(), set.reason.as_str());
     note(session, 0, action(set.kind, true), why, Some(set.pattern.as_str())).await?;
-    Ok(rule)
+    Ok((rule, stopped))
 }
 
-async fn apply(session: &mut Session<'_>, rule: &PatternRule, stopped: Vec<i64>) -> Result<()> {
+/// Waits for the claims of subscriptions, which share this lock from before they look at the rules until they end, and keeps
+/// others away until the transaction ends. The subscriptions are sorted, so that two never wait in a circle. Settlements
+/// do not have it: they may be part of somebody's long transaction.
+pub(super) async fn keep_claims_away(session: &mut Session<'_>, of: &[SubscriptionId]) -> Result<()> {
+    let sql = "SELECT pg_advisory_xact_lock('tramline_rule'::regclass::oid::int, u.id::int) FROM unnest($1::bigint[]) AS u(id)";
+    let query = session.query(sql).bind(of.iter().map(|id| id.0).collect::<Vec<i64>>());
+    session.all(query).await.map(|_| ())
+}
+
+async fn apply(session: &mut Session<'_>, rule: &PatternRule, stopped: &[SubscriptionId]) -> Result<()> {
     let sql = "INSERT INTO tramline_rule (subscription, kind, source, by, reason, since, until) \
                SELECT u.id, $2, $3, $4, $5, $6, $7 FROM unnest($1::bigint[]) AS u(id)";
+    let stopped: Vec<i64> = stopped.iter().map(|id| id.0).collect();
     let query = session.query(sql).bind(stopped).bind(rule.kind.as_str()).bind(rule.id).bind(rule.by.clone());
     let query = query.bind(rule.reason.clone()).bind(rule.since.0).bind(rule.until.map(|time| time.0));
     session.run(query).await.map(|_| ())
@@ -165,8 +181,13 @@ pub(super) async fn resolve(session: &mut Session<'_>, subscription: &Subscripti
     let sql = "DELETE FROM tramline_rule WHERE subscription = $1 AND source <> 0";
     let query = session.query(sql).bind(subscription.id.0);
     session.run(query).await?;
-    for rule in by_pattern(session).await?.iter().filter(|rule| rule.stops(subscription)) {
-        apply(session, rule, vec![subscription.id.0]).await?;
+    let mut rules = by_pattern(session).await?;
+    rules.retain(|rule| rule.stops(subscription));
+    if !rules.is_empty() {
+        keep_claims_away(session, &[subscription.id]).await?;
+    }
+    for rule in &rules {
+        apply(session, rule, &[subscription.id]).await?;
     }
     Ok(())
 }

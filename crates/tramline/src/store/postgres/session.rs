@@ -100,6 +100,8 @@ pub(super) struct Begin {
     pub(super) now: Option<Time>,
     /// Whose slices the step may write: its deletion waits for the step.
     pub(super) subscription: Option<SubscriptionId>,
+    /// True for a claim: who sets a rule on the subscription waits for its end.
+    pub(super) claims: bool,
     /// True when a power cut may undo the step: its commit waits for no disk.
     pub(super) may_be_lost: bool,
     /// True for a connection that is not of the store's own pool.
@@ -152,7 +154,8 @@ impl<'c> Session<'c> {
     ) -> Result<Session<'c>> {
         let sql = "SELECT coalesce($1, tramline_now()), (SELECT value FROM tramline_meta WHERE name = 'catalog'), \
                    CASE WHEN $3 THEN set_config('synchronous_commit', 'off', true) END, \
-                   pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, $2::int)";
+                   pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, $2::int), \
+                   pg_advisory_xact_lock_shared('tramline_rule'::regclass::oid::int, CASE WHEN $4 THEN $2::int END)";
         if texts.pooled || begin.foreign {
             texts.query(BY_INDEX).execute(&mut *conn).await?;
         }
@@ -161,6 +164,7 @@ impl<'c> Session<'c> {
             .bind(begin.now.map(|now| now.0))
             .bind(begin.subscription.map(|id| id.0 as i32))
             .bind(begin.may_be_lost)
+            .bind(begin.claims)
             .fetch_one(&mut *conn)
             .await?;
         let now = Time(row.try_get(0)?);

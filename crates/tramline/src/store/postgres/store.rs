@@ -107,14 +107,18 @@ impl Store for PostgresStore {
 
     async fn set_rule(&self, set: SetRule) -> Result<()> {
         let begin = Begin::writing(set.now, set.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| rules::set(session, &set))
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| rules::set(session, &set))?;
+        self.outlast_claims(set.stopped()).await
     }
 
     async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
         let begin = Begin::reading(set.now);
-        step!(self, Tries::patient(), |tx| self.patient(tx, begin), |session| rules::set_by_pattern(
-            session, &set
-        ))
+        let (rule, stopped) =
+            step!(self, Tries::patient(), |tx| self.patient(tx, begin), |session| rules::set_by_pattern(
+                session, &set
+            ))?;
+        self.outlast_claims(&stopped).await?;
+        Ok(rule)
     }
 
     async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {

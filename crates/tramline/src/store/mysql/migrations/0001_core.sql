@@ -34,7 +34,8 @@ CREATE TABLE IF NOT EXISTS tramline_subscription (
 -- Rows to be locked, because there are no advisory locks that end with a transaction.
 --   kind 0: a topic. An emit shares side 0 or 1 before it draws numbers; a change of its subscriptions has both for itself. Row 2
 --           names in `open` the side that emits should take, row 3 is for whoever changes that.
---   kind 1: a subscription. Whatever writes its slices shares it; its deletion has it for itself.
+--   kind 1: a subscription. Whatever writes its slices shares side 0; its deletion has it for itself. A claim shares side 1 too,
+--           before it looks at the rules; who sets one has it for itself, to know that no claim is under way that has not seen it.
 CREATE TABLE IF NOT EXISTS tramline_gate (
     kind   TINYINT NOT NULL,
     id     BIGINT NOT NULL,

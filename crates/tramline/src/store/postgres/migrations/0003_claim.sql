@@ -29,7 +29,9 @@ DECLARE
     priorities boolean;
 BEGIN
     -- What is claimed at least once need not reach the disk: if a power cut undoes it, it is simply due again.
+    -- Whoever sets a rule waits for the claims that may not have seen it: they share the second lock before they look.
     PERFORM pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, of_subscription::int),
+        pg_advisory_xact_lock_shared('tramline_rule'::regclass::oid::int, of_subscription::int),
         CASE WHEN into_state = 1 THEN set_config('synchronous_commit', 'off', true) END;
     moment := coalesce(at_time, tramline_now());
     -- Every priority is a range of its own in the index; most queues know only one.
