@@ -8,7 +8,9 @@ mod inbox;
 #[path = "../server_only/locks.rs"]
 mod locks;
 mod opening;
+mod own_server;
 mod packets;
+mod refusals;
 mod round_trips;
 mod tails;
 #[path = "../server_only/transactions.rs"]
