@@ -5,6 +5,7 @@ mod bed;
 mod claims;
 mod crowd;
 mod inbox;
+mod limits;
 #[path = "../server_only/locks.rs"]
 mod locks;
 mod opening;
