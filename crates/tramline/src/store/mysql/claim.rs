@@ -198,8 +198,10 @@ async fn take_all(
     last.extend(chunks_sql(raw.missing().into_iter()));
     let sets = session.commit(last).await?;
     if asked > 0 {
-        let next = sets[0].first().map_or(Ok(None), |row| row.maybe_int(0))?;
-        raw.next_due = [raw.next_due, next.map(Time)].into_iter().flatten().min();
+        if let Some(row) = sets[0].first() {
+            raw.next_due = [raw.next_due, row.maybe_int(0)?.map(Time)].into_iter().flatten().min();
+            raw.passed_over = row.flag(1)?;
+        }
     }
     for row in sets[asked..].iter().flatten() {
         let row = chunk(row)?;
@@ -230,7 +232,7 @@ async fn take_limited(
     if raw.limited {
         later = raw.next_due.is_none().then(|| match policy.is_ordered() {
             true => order::next_due_sql(claim.subscription),
-            false => next_due_sql(claim.subscription),
+            false => next_due_sql(claim.subscription, LEFT),
         });
     }
     Ok(later)
@@ -317,7 +319,7 @@ async fn by_key(
         return Ok(None);
     }
     take_by_key(session, id, crowd, taker, raw).await?;
-    Ok((!taker.is_full()).then(|| next_due_sql(id)))
+    Ok((!taker.is_full()).then(|| next_due_sql(id, LEFT)))
 }
 
 /// Gives the statement that says when something becomes due, if that matters.
@@ -359,7 +361,7 @@ async fn unordered(
         limit = (limit * 4).min(taker.events.max(1));
         ready = due(session, id, State::Ready, limit).await?;
     }
-    Ok((!taker.is_full()).then(|| next_due_sql(id)))
+    Ok((!taker.is_full()).then(|| next_due_sql(id, &any_ready(id))))
 }
 
 /// How many rows to lock at first: as if they were full, but not so few that small ones cost many rounds. Those that are
@@ -392,11 +394,19 @@ fn is_due(slice: &str, SubscriptionId(id): SubscriptionId, state: State) -> Stri
 
 /// True if something is ready although the statement before this one got nothing: others have locked all that it looked at.
 fn out_of_reach_sql(id: SubscriptionId) -> String {
+    format!("SELECT FOUND_ROWS() = 0 AND {}", any_ready(id))
+}
+
+/// Whether something is ready, of which a claim with room for more has taken all that nobody had locked.
+fn any_ready(id: SubscriptionId) -> String {
     format!(
-        "SELECT FOUND_ROWS() = 0 AND EXISTS (SELECT 1 FROM tramline_slice c FORCE INDEX (tramline_slice_claim) WHERE {})",
+        "EXISTS (SELECT 1 FROM tramline_slice c FORCE INDEX (tramline_slice_claim) WHERE {})",
         is_due("c", id, State::Ready)
     )
 }
+
+/// In place of [`any_ready`]: under a limit, what is ready may have to wait for that.
+const LEFT: &str = "FALSE";
 
 pub(super) async fn due(
     session: &mut Session<'_>,
@@ -489,8 +499,8 @@ pub(super) async fn interrupt(session: &mut Session<'_>, id: SubscriptionId) -> 
 }
 
 /// The next time at which something becomes due: a delay or a lease that ends. One index probe per state and priority, each a value
-/// of its own: a UNION of them took MariaDB more time than all the rest of a claim.
-fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
+/// of its own: a UNION of them took MariaDB more time than all the rest of a claim. And whether something due was passed over.
+fn next_due_sql(SubscriptionId(id): SubscriptionId, passed_over: &str) -> String {
     let first = |state: State, rank: i64| {
         format!(
             "COALESCE((SELECT MIN(pos) FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {id} \
@@ -500,7 +510,7 @@ fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
     };
     let states = [State::Ready, State::Leased, State::Consumed];
     let all: Vec<String> = states.iter().flat_map(|state| (0..10).map(|rank| first(*state, rank))).collect();
-    format!("SELECT NULLIF(LEAST({}), {NEVER})", all.join(", "))
+    format!("SELECT NULLIF(LEAST({}), {NEVER}), {passed_over}", all.join(", "))
 }
 
 /// Later than anything.
