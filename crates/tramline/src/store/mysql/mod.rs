@@ -5,7 +5,7 @@
 //! - `options`, `session`, `step`, `sql`: how a step gets a connection, the time and the catalogue, how it ends, and how its
 //!   statements are written
 //! - `inbox`: what programs in other languages want to emit
-//! - `emit` (with `idempotency`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
+//! - `emit` (with `idempotency` and `hoped`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `log`: reading topics; `buried`: where dead events are; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
@@ -22,6 +22,7 @@ mod emit;
 mod erase;
 mod examine;
 mod failures;
+mod hoped;
 mod idempotency;
 mod inbox;
 mod lanes;
