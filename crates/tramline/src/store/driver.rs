@@ -37,6 +37,9 @@ impl From<sqlx::Error> for Error {
             ("55", ..) | (_, Some(1205), _) => {
                 (Kind::Unavailable, "another transaction holds a lock; try again when it has ended")
             }
+            (_, Some(1290 | 1836), _) => {
+                (Kind::Unavailable, "the server only reads; let the URL name the primary")
+            }
             (_, Some(1153), _) => (Kind::TooLarge, "raise max_allowed_packet of the server, or send less"),
             _ => (Kind::Unavailable, "try again; if it stays, see the server's log"),
         };

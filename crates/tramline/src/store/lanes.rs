@@ -6,6 +6,7 @@ use crate::model::id::{ChunkId, LaneId, SubscriptionId};
 use crate::model::slice::Slice;
 use crate::model::time::Time;
 use crate::plan::lane::before_suspects;
+use crate::plan::limit::Keys;
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::rows::StepRows;
@@ -105,12 +106,17 @@ pub(crate) async fn load_keys(
     slices: &[Slice],
 ) -> Result<()> {
     let known = session.keys(slices.iter().map(|slice| slice.chunk).collect()).await?;
+    fill_keys(views, slices, &known);
+    Ok(())
+}
+
+/// The same of keys that were read.
+pub(crate) fn fill_keys(views: &mut BTreeMap<LaneId, LaneView>, slices: &[Slice], keys: &Keys) {
     for slice in slices {
-        if let (Some(view), Some(keys)) = (views.get_mut(&slice.lane), known.get(&slice.chunk)) {
+        if let (Some(view), Some(keys)) = (views.get_mut(&slice.lane), keys.get(&slice.chunk)) {
             view.keys.insert(slice.chunk, keys.clone());
         }
     }
-    Ok(())
 }
 
 /// The same, and keeps the decoded events, because a claim gives them out next.

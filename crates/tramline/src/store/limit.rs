@@ -132,7 +132,11 @@ async fn take_ready(
         if ready.is_empty() {
             return Ok(());
         }
+        let all = (ready.len() as u32) < READY;
         take_some(session, id, ready, crowd, taker, raw).await?;
+        if all {
+            return Ok(());
+        }
     }
     raw.next_due = Some(session.now());
     Ok(())

@@ -299,6 +299,7 @@ async fn a_busy_key_does_not_stop_the_others(bed: Bed) {
 }
 
 /// The story: keys with room were looked for from key to key in one recursive statement, which MySQL ends with an error after a thousand.
+/// MariaDB only finds fewer of them in one claim, which is no harm here; a test of its own shows it.
 async fn thousands_of_keys_that_had_to_wait_are_all_done(bed: Bed) {
     let queue = bed.queue(limited(per_key(1))).await;
     for five_hundred in 0..5 {

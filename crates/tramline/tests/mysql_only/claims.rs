@@ -52,35 +52,81 @@ async fn a_claim_reads_only_what_is_due_in_the_order_of_the_index() {
     store.close().await;
 }
 
+/// Fills the lanes in which something is ready: with what is behind it, what waits and is not due, what is parked, and what is dead.
+async fn fill_lanes(store: &Private) {
+    let later = "CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000 + 100000000 + n";
+    let numbers =
+        "WITH RECURSIVE numbers AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM numbers WHERE n < 900)";
+    for (state, rank, pos) in [(0, "0", "1000 + n"), (3, "0", later), (4, "n", "1000 + n"), (6, "0", "n")] {
+        store
+            .rows(&format!(
+                "INSERT INTO tramline_slice (chunk, id, subscription, state, lane, `rank`, pos, mask, due_at, bytes) \
+                 {numbers} SELECT 1000 + n, l.chunk * 10 + {state}, l.subscription, {state}, l.lane, {rank}, {pos}, 1, {later}, 100 \
+                 FROM numbers CROSS JOIN tramline_slice l WHERE l.chunk < 1000"
+            ))
+            .await;
+    }
+    store.rows("ANALYZE TABLE tramline_slice, tramline_lane").await;
+}
+
+const SET_NOW: &str = "SET @tramline_now = CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000";
+
 /// The same where there is order: lanes are full of what waits, is parked or dead, and of what comes later.
 #[tokio::test]
 async fn an_ordered_claim_reads_only_what_it_may_take() {
     let store = Private::open().await;
     let queue = store.subscribe("q", Ordering::Key).await;
     store.emit(event("k")).await.unwrap();
-    let later = "CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000 + 100000000 + n";
-    let numbers =
-        "WITH RECURSIVE numbers AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM numbers WHERE n < 900)";
-    // Ready behind the first one; waiting and not due; parked; dead.
-    for (state, rank, pos) in [(0, "0", "1000 + n"), (3, "0", later), (4, "n", "1000 + n"), (6, "0", "n")] {
-        store
-            .rows(&format!(
-                "INSERT INTO tramline_slice (chunk, id, subscription, state, lane, `rank`, pos, mask, due_at, bytes) \
-                 {numbers} SELECT 1000 + n, {state}, l.subscription, {state}, l.lane, {rank}, {pos}, 1, {later}, 100 \
-                 FROM numbers CROSS JOIN tramline_slice l WHERE l.chunk < 1000"
-            ))
-            .await;
-    }
-    store.rows("ANALYZE TABLE tramline_slice").await;
+    fill_lanes(&store).await;
     let read = store
         .rows(&format!(
-            "SET @tramline_now = CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000; FLUSH STATUS; {}; \
-             SHOW SESSION STATUS LIKE 'Handler_read_next'",
+            "{SET_NOW}; FLUSH STATUS; {}; SHOW SESSION STATUS LIKE 'Handler_read_next'",
             store.ordered_claim_sql(&claim(queue.id, 8)).join("; ")
         ))
         .await;
     let next: String = read.last().unwrap().try_get_unchecked(1).unwrap();
     assert!(next.parse::<u64>().unwrap() < 100, "{next} rows were read to find eight");
+    store.close().await;
+}
+
+/// Lanes are few, and every claim sorts them in another way. Of slices there may be millions.
+#[tokio::test]
+async fn an_ordered_claim_reads_slices_in_the_order_of_the_index() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::Key).await;
+    for key in ["a", "b", "c", "d", "e"] {
+        store.emit(event(key)).await.unwrap();
+    }
+    fill_lanes(&store).await;
+    let sql = store.ordered_claim_sql(&claim(queue.id, 8));
+    // As the store sets up its own connections: MySQL would cut the statement.
+    let look = format!("SET SESSION group_concat_max_len = 1048576; {SET_NOW}; {}", sql[0]);
+    let work = store.rows(&format!("{look}; SELECT @tramline_work")).await;
+    let work: String = work.last().unwrap().try_get_unchecked(0).unwrap();
+    let find = sql[0].replace(" INTO @tramline_lanes, @tramline_work", "");
+    let (mut slices, mut lanes) = (0, 0);
+    for statement in [&find, &sql[2], &work] {
+        for row in store.rows(&format!("{look}; EXPLAIN FORMAT = TRADITIONAL {statement}")).await {
+            let column =
+                |name: &str| row.try_get_unchecked::<Option<String>, _>(name).unwrap().unwrap_or_default();
+            let plan = (column("type"), column("key"), column("Extra"));
+            let by_key = ["const", "eq_ref", "ref", "range"].contains(&plan.0.as_str());
+            match column("table").as_str() {
+                "s" => {
+                    slices += 1;
+                    assert!(by_key && plan.1 == "tramline_slice_claim", "{plan:?} in {statement}");
+                    assert!(!plan.2.contains("filesort"), "{plan:?} in {statement}");
+                }
+                "l" => {
+                    lanes += 1;
+                    assert!(by_key && plan.1 == "PRIMARY", "{plan:?} in {statement}");
+                }
+                _ => {}
+            }
+        }
+    }
+    // Three looks into each lane to find it; suspects, what waits, and a page of each of several lanes to read them.
+    assert!(slices > 3 + 2 + 1 && lanes == 2, "{slices} looks at slices, {lanes} at lanes");
     store.close().await;
 }
 
@@ -213,5 +259,26 @@ async fn a_claim_finds_what_is_behind_all_that_others_have_locked() {
     assert_eq!(ids(&store.claim(queue.id, 1).await).len(), 1);
     assert!(ids(&store.claim(queue.id, 1).await).is_empty());
     tx.rollback().await.unwrap();
+    store.close().await;
+}
+
+/// Another claim locks more than it takes. A worker that was told of nothing slept beside what it could have had a moment later.
+#[tokio::test]
+async fn a_claim_tells_that_something_due_was_locked() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await.id;
+    store.emit(event("a")).await.unwrap();
+    let mut tx = store.store.pool().begin().await.unwrap();
+    let lock = "SELECT chunk FROM tramline_slice ORDER BY chunk FOR UPDATE";
+    assert_eq!(sqlx::raw_sql(lock).fetch_all(&mut *tx).await.unwrap().len(), 1);
+    store.emit(event("b")).await.unwrap();
+    let first = store.claim(queue, 9).await;
+    assert_eq!((ids(&first).len(), first.passed_over), (1, true));
+    let none = store.claim(queue, 9).await;
+    assert_eq!((ids(&none).len(), none.passed_over), (0, true));
+    tx.rollback().await.unwrap();
+    let second = store.claim(queue, 9).await;
+    assert_eq!((ids(&second).len(), second.passed_over), (1, false));
+    assert!(!store.claim(queue, 9).await.passed_over);
     store.close().await;
 }

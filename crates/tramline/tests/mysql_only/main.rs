@@ -5,10 +5,13 @@ mod bed;
 mod claims;
 mod crowd;
 mod inbox;
+mod limits;
 #[path = "../server_only/locks.rs"]
 mod locks;
 mod opening;
+mod own_server;
 mod packets;
+mod refusals;
 mod round_trips;
 mod rules;
 mod tails;

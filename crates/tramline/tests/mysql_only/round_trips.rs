@@ -1,14 +1,16 @@
 //! How often a step waits for the server.
 
-use crate::bed::{Private, claim, done, event};
+use crate::bed::{Private, claim, done, event, ids};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tramline::model::id::SubscriptionId;
 use tramline::model::lane::Share;
+use tramline::model::limits::Limits;
 use tramline::model::outcome::Outcome;
-use tramline::model::subscription::Ordering;
+use tramline::model::subscription::{Ordering, Policy, Start};
 use tramline::store::Store;
-use tramline::store::verbs::{Claim, Emit, Settle};
+use tramline::store::verbs::{Claim, Emit, Expected, PutSubscription, Settle};
 use tramline::{Event, Result};
 
 /// Counts what the store says of each round trip.
@@ -89,5 +91,110 @@ async fn failures_cost_no_more_round_trips() {
     }
     let (_, settles) = counted(store.store.settle(settle)).await;
     assert_eq!(settles, 2);
+    store.close().await;
+}
+
+async fn put(store: &Private, name: &str, ordering: Ordering, limits: Limits) -> SubscriptionId {
+    let put = PutSubscription {
+        name: name.into(),
+        topics: vec!["t".to_owned()],
+        policy: Policy { ordering, limits, ..Policy::default() },
+        start: Start::Beginning,
+        expected: Expected::Anything,
+        now: None,
+    };
+    store.store.put_subscription(put).await.unwrap().id
+}
+
+/// Who repeats an emit, or emits what is unique and there already, finds out in the first of them.
+#[tokio::test]
+async fn an_emit_that_may_be_repeated_takes_two_round_trips() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    store.emit(event("first")).await.unwrap();
+    let emit = async |events: Vec<Event>| {
+        let units = events.into_iter().map(|event| vec![event]).collect();
+        let (answers, trips) = counted(store.store.emit(Emit { units, now: None })).await;
+        (answers.into_iter().map(Result::unwrap).collect::<Vec<_>>(), trips)
+    };
+    let once = |key: &str| event(key).idempotency_key(key);
+    let (first, trips) = emit(vec![once("a"), once("b"), once("a")]).await;
+    assert_eq!(trips, 2, "new");
+    assert!(!first[0].repeated && !first[1].repeated && first[2].repeated);
+    let (again, trips) = emit(vec![once("a")]).await;
+    assert_eq!(trips, 2, "repeated");
+    assert!(again[0].repeated && again[0].events == first[0].events);
+    let (mixed, trips) = emit(vec![once("b"), once("c")]).await;
+    assert_eq!(trips, 3, "some of it repeated");
+    assert!(mixed[0].repeated && !mixed[1].repeated);
+    assert_eq!(mixed[1].events[0].prev, None);
+
+    let unique = |key: &str| Event::new("t", "x").unique(key);
+    let (first, trips) = emit(vec![unique("a"), unique("b")]).await;
+    assert_eq!(trips, 2, "unique");
+    let (there, trips) = emit(vec![unique("a")]).await;
+    assert_eq!(trips, 2, "there already");
+    assert!(there[0].events[0].duplicate && there[0].events[0].id == first[0].events[0].id);
+    let (some, trips) = emit(vec![unique("b"), unique("c")]).await;
+    assert_eq!(trips, 3, "some of it there already");
+    assert!(some[0].events[0].duplicate && !some[1].events[0].duplicate);
+    store.settle_done(queue.id, &store.claim(queue.id, 100).await).await;
+    let (after, trips) = emit(vec![unique("a")]).await;
+    assert_eq!(trips, 2, "done, so that another one may come");
+    assert!(!after[0].events[0].duplicate);
+    store.close().await;
+}
+
+/// A claim under a limit locks that first, and then looks like any other.
+#[tokio::test]
+async fn limits_cost_no_more_round_trips_unless_they_are_of_keys() {
+    let store = Private::open().await;
+    let limits = Limits { concurrency: Some(64), ..Limits::default() };
+    let (plain, ordered) = (
+        put(&store, "plain", Ordering::None, limits).await,
+        put(&store, "ordered", Ordering::Key, limits).await,
+    );
+    let limits = Limits { per_key_concurrency: Some(1), ..Limits::default() };
+    let by_key = put(&store, "by_key", Ordering::None, limits).await;
+    store.store.emit(emit("k", 100)).await.unwrap();
+    for (queue, name) in [(plain, "plain"), (ordered, "ordered")] {
+        let (claimed, claims) = counted(store.store.claim(claim(queue, 100))).await;
+        assert_eq!((ids(&claimed).len(), claims), (64, 2), "{name}");
+        let (none, claims) = counted(store.store.claim(claim(queue, 100))).await;
+        assert_eq!((ids(&none).len(), none.limited, claims), (0, true, 2), "{name}, at its limit");
+        let (_, settles) = counted(store.store.settle(done(queue, &claimed))).await;
+        assert_eq!(settles, 2, "{name}");
+        let (rest, claims) = counted(store.store.claim(claim(queue, 100))).await;
+        assert_eq!((ids(&rest).len(), claims), (36, 2), "{name}, the rest");
+    }
+    // What is ready, its keys, and those that had to wait; and of what is under way the keys.
+    let (claimed, claims) = counted(store.store.claim(claim(by_key, 64))).await;
+    assert_eq!(ids(&claimed).len(), 64);
+    assert!(claims <= 5, "{claims} for a claim by key");
+    let (claimed, claims) = counted(store.store.claim(claim(by_key, 64))).await;
+    assert_eq!(ids(&claimed).len(), 36);
+    assert!(claims <= 6, "{claims} for another one");
+    store.close().await;
+}
+
+/// A failure concerns all that is taken in its lane; that is asked for with the rest. Where keys are parked already, they are looked at.
+#[tokio::test]
+async fn failures_cost_no_more_round_trips_where_there_is_order() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::Key).await;
+    store.store.emit(emit("k", 64)).await.unwrap();
+    let claimed = store.claim(queue.id, 64).await;
+    let mut settle: Settle = done(queue.id, &claimed);
+    for (_, outcome) in settle.results.iter_mut().flat_map(|result| &mut result.outcomes).step_by(10) {
+        *outcome = Outcome::retry("no");
+    }
+    let (settled, settles) = counted(store.store.settle(settle)).await;
+    assert!(settled.accepted.iter().flatten().all(|accepted| *accepted));
+    assert_eq!(settles, 2);
+    store.store.emit(emit("k", 64)).await.unwrap();
+    let (claimed, claims) = counted(store.store.claim(claim(queue.id, 64))).await;
+    assert!(!claimed.slices.is_empty() && claims <= 4, "{claims} for a claim beside parked keys");
+    let (_, settles) = counted(store.store.settle(done(queue.id, &claimed))).await;
+    assert!(settles <= 4, "{settles} for a settlement beside parked keys");
     store.close().await;
 }

@@ -68,49 +68,67 @@ impl MysqlStore {
         begin: &Begin,
     ) -> Result<(RawClaim, Arc<Catalog>)> {
         let known = self.common.cache.get();
-        let known = known.require_subscription(claim.subscription);
-        let kind = known.as_ref().map_or(Kind::UNKNOWN, |known| Kind::of(&known.policy));
-        let first = first_reads(claim, kind);
-        let (mut session, mut sets) = Session::reading(tx.conn(), &self.common, begin, first).await?;
+        // Nothing is locked before it is known what the claim has to lock first.
+        let first = match known.require_subscription(claim.subscription) {
+            Ok(known) => First::of(claim, &known.policy),
+            Err(_) => First::default(),
+        };
+        let (mut session, sets) =
+            Session::reading(tx.conn(), &self.common, begin, first.statements()).await?;
         let catalog = session.catalog.clone();
         let policy = &catalog.require_subscription(claim.subscription)?.policy;
-        if Kind::of(policy) != kind || sets.is_none() {
-            sets = Some(session.sets(first_reads(claim, Kind::of(policy))).await?);
-        }
-        let mut sets = sets.unwrap_or_default();
-        let found = sets.split_off(OUTLOOK);
-        let raw = take_all(&mut session, claim, policy, Outlook::read(&sets)?, found).await?;
+        let found = match sets.filter(|_| catalog.version == known.version) {
+            Some(sets) => first.read(sets)?,
+            None => {
+                let first = First::of(claim, policy);
+                first.read(session.sets(first.statements()).await?)?
+            }
+        };
+        let raw = take_all(&mut session, claim, policy, found).await?;
         Ok((raw, catalog))
     }
 }
 
-/// How many statements an outlook is.
-const OUTLOOK: usize = 3;
-
-/// What a claim's first round trip depends on.
-#[derive(Clone, Copy, PartialEq)]
-struct Kind {
-    ordered: bool,
-    limited: bool,
+/// What a claim asks in its first round trip: what it may take under limits, what there is to look after, and what is to do.
+///
+/// A limit is locked first. Who has its turn there is the only one to claim, so that what it locks beyond its limit is in nobody's way.
+#[derive(Default)]
+struct First {
+    limit: Vec<String>,
+    outlook: Vec<String>,
+    work: Vec<String>,
 }
 
-impl Kind {
-    /// Nothing is locked before it is known.
-    const UNKNOWN: Kind = Kind { ordered: false, limited: true };
+impl First {
+    fn of(claim: &Claim, policy: &Policy) -> First {
+        let (id, limits) = (claim.subscription, &policy.limits);
+        First {
+            limit: if limits.is_none() { Vec::new() } else { limit::first_reads(id, limits) },
+            outlook: outlook_sql(id, policy.is_ordered()),
+            // Where keys are limited, it takes more than one look to find what there is to do.
+            work: match limits.per_key_concurrency {
+                Some(_) => Vec::new(),
+                None => work_reads(claim, policy.is_ordered()),
+            },
+        }
+    }
 
-    fn of(policy: &Policy) -> Kind {
-        Kind { ordered: policy.is_ordered(), limited: !policy.limits.is_none() }
+    fn statements(&self) -> Vec<String> {
+        self.limit.iter().chain(&self.outlook).chain(&self.work).cloned().collect()
+    }
+
+    fn read(&self, mut limit: Vec<Rows>) -> Result<Found> {
+        let mut outlook = limit.split_off(self.limit.len());
+        let work = outlook.split_off(self.outlook.len());
+        Ok(Found { limit, outlook: Outlook::read(&outlook)?, work })
     }
 }
 
-/// What a claim asks in its first round trip: what there is to look after, and what it may take. Under limits it locks nothing before
-/// it knows how much that is: whoever has its turn would pass over it.
-fn first_reads(claim: &Claim, kind: Kind) -> Vec<String> {
-    let mut reads = outlook_sql(claim.subscription, kind.ordered);
-    if !kind.limited {
-        reads.extend(work_reads(claim, kind.ordered));
-    }
-    reads
+/// What was found by that.
+struct Found {
+    limit: Vec<Rows>,
+    outlook: Outlook,
+    work: Vec<Rows>,
 }
 
 fn work_reads(claim: &Claim, ordered: bool) -> Vec<String> {
@@ -178,18 +196,17 @@ async fn take_all(
     session: &mut Session<'_>,
     claim: &Claim,
     policy: &Policy,
-    outlook: Outlook,
-    found: Vec<Rows>,
+    found: Found,
 ) -> Result<RawClaim> {
     let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
-    if let Some(stop) = outlook.stop {
+    if let Some(stop) = found.outlook.stop {
         session.commit(Vec::new()).await?;
         return Ok(raw.stopped(stop));
     }
-    raw.backfilling = !outlook.backfills.is_empty();
+    raw.backfilling = !found.outlook.backfills.is_empty();
     let later = match policy.limits.is_none() {
-        true => take_rounds(session, claim, policy, &outlook, None, Some(found), &mut raw).await?,
-        false => take_limited(session, claim, policy, outlook, &mut raw).await?,
+        true => take_rounds(session, claim, policy, &found.outlook, None, Some(found.work), &mut raw).await?,
+        false => take_limited(session, claim, policy, found, &mut raw).await?,
     };
     raw.news = session.finish().await?;
     // What was taken is read in the round trip that takes it.
@@ -197,9 +214,11 @@ async fn take_all(
     let asked = last.len();
     last.extend(chunks_sql(raw.missing().into_iter()));
     let sets = session.commit(last).await?;
-    if asked > 0 {
-        let next = sets[0].first().map_or(Ok(None), |row| row.maybe_int(0))?;
-        raw.next_due = [raw.next_due, next.map(Time)].into_iter().flatten().min();
+    if asked > 0
+        && let Some(row) = sets[0].first()
+    {
+        raw.next_due = [raw.next_due, row.maybe_int(0)?.map(Time)].into_iter().flatten().min();
+        raw.passed_over = row.flag(1)?;
     }
     for row in sets[asked..].iter().flatten() {
         let row = chunk(row)?;
@@ -214,15 +233,22 @@ async fn take_limited(
     session: &mut Session<'_>,
     claim: &Claim,
     policy: &Policy,
-    mut outlook: Outlook,
+    found: Found,
     raw: &mut RawClaim,
 ) -> Result<Option<String>> {
-    let mut limit = limit::lay(session, claim, policy, &mut outlook).await?;
+    let Found { limit, mut outlook, work } = found;
+    let lapsed = policy.limits.most().is_some() && outlook.expired;
+    // What was under the leases that have ended is read again.
+    let (limit, work) = match lapsed {
+        true => (None, None),
+        false => (Some(limit), Some(work)),
+    };
+    let mut limit = limit::lay(session, claim, policy, &mut outlook, limit).await?;
     let mut later = None;
     if !limit.is_reached() {
         let clipped = limit.clip(claim);
         let crowd = limit.crowd.as_mut();
-        later = take_rounds(session, &clipped, policy, &outlook, crowd, None, raw).await?;
+        later = take_rounds(session, &clipped, policy, &outlook, crowd, work, raw).await?;
     }
     if let Some(starts) = limit.end(raw) {
         limit::keep(session, claim.subscription, &starts);
@@ -230,7 +256,7 @@ async fn take_limited(
     if raw.limited {
         later = raw.next_due.is_none().then(|| match policy.is_ordered() {
             true => order::next_due_sql(claim.subscription),
-            false => next_due_sql(claim.subscription),
+            false => next_due_sql(claim.subscription, LEFT),
         });
     }
     Ok(later)
@@ -317,7 +343,7 @@ async fn by_key(
         return Ok(None);
     }
     take_by_key(session, id, crowd, taker, raw).await?;
-    Ok((!taker.is_full()).then(|| next_due_sql(id)))
+    Ok((!taker.is_full()).then(|| next_due_sql(id, LEFT)))
 }
 
 /// Gives the statement that says when something becomes due, if that matters.
@@ -359,7 +385,7 @@ async fn unordered(
         limit = (limit * 4).min(taker.events.max(1));
         ready = due(session, id, State::Ready, limit).await?;
     }
-    Ok((!taker.is_full()).then(|| next_due_sql(id)))
+    Ok((!taker.is_full()).then(|| next_due_sql(id, &any_ready(id))))
 }
 
 /// How many rows to lock at first: as if they were full, but not so few that small ones cost many rounds. Those that are
@@ -392,11 +418,19 @@ fn is_due(slice: &str, SubscriptionId(id): SubscriptionId, state: State) -> Stri
 
 /// True if something is ready although the statement before this one got nothing: others have locked all that it looked at.
 fn out_of_reach_sql(id: SubscriptionId) -> String {
+    format!("SELECT FOUND_ROWS() = 0 AND {}", any_ready(id))
+}
+
+/// Whether something is ready, of which a claim with room for more has taken all that nobody had locked.
+fn any_ready(id: SubscriptionId) -> String {
     format!(
-        "SELECT FOUND_ROWS() = 0 AND EXISTS (SELECT 1 FROM tramline_slice c FORCE INDEX (tramline_slice_claim) WHERE {})",
+        "EXISTS (SELECT 1 FROM tramline_slice c FORCE INDEX (tramline_slice_claim) WHERE {})",
         is_due("c", id, State::Ready)
     )
 }
+
+/// In place of [`any_ready`]: under a limit, what is ready may have to wait for that.
+const LEFT: &str = "FALSE";
 
 pub(super) async fn due(
     session: &mut Session<'_>,
@@ -489,8 +523,8 @@ pub(super) async fn interrupt(session: &mut Session<'_>, id: SubscriptionId) -> 
 }
 
 /// The next time at which something becomes due: a delay or a lease that ends. One index probe per state and priority, each a value
-/// of its own: a UNION of them took MariaDB more time than all the rest of a claim.
-fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
+/// of its own: a UNION of them took MariaDB more time than all the rest of a claim. And whether something due was passed over.
+fn next_due_sql(SubscriptionId(id): SubscriptionId, passed_over: &str) -> String {
     let first = |state: State, rank: i64| {
         format!(
             "COALESCE((SELECT MIN(pos) FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {id} \
@@ -500,7 +534,7 @@ fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
     };
     let states = [State::Ready, State::Leased, State::Consumed];
     let all: Vec<String> = states.iter().flat_map(|state| (0..10).map(|rank| first(*state, rank))).collect();
-    format!("SELECT NULLIF(LEAST({}), {NEVER})", all.join(", "))
+    format!("SELECT NULLIF(LEAST({}), {NEVER}), {passed_over}", all.join(", "))
 }
 
 /// Later than anything.

@@ -1,9 +1,10 @@
 //! Emit: heads, then numbers, then chunks, slices and heads. One round trip locks and draws, another one writes and commits.
 
 use super::MysqlStore;
+use super::hoped::IN_THE_WAY;
 use super::rows::{INSERT_SLICES, values};
 use super::session::{Begin, Rows, Session};
-use super::sql::{Columns, LIST, NOW, bytes, insert, maybe_bytes, maybe_text, text, texts};
+use super::sql::{self, Columns, LIST, NOW, bytes, insert, maybe_bytes, maybe_text, text, texts};
 use super::step::{lost_against_another, pause, waited_too_long};
 use crate::error::{Error, Result};
 use crate::model::event::Event;
@@ -11,7 +12,7 @@ use crate::model::id::{ChunkId, LaneId, TopicId};
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
 use crate::model::unique::check_unit;
-use crate::plan::emit::{ChunkPlan, EmitPlan, Numbers};
+use crate::plan::emit::{ChunkPlan, EmitPlan, HeadPlan, Numbers};
 use crate::plan::slices::SlicePlan;
 use crate::store::catalog::Catalog;
 use crate::store::emit::{Answers, Stored, TRIES, busy, families, named, needs_steps, restless};
@@ -155,7 +156,7 @@ impl MysqlStore {
                 }
                 Ok(None) => tx.rollback().await,
                 Err(error) => {
-                    tx.rollback().await;
+                    tx.fail(&error).await;
                     return Err(error);
                 }
             }
@@ -287,7 +288,24 @@ pub(super) fn draw_sql(plan: &EmitPlan, common: &super::Common) -> Vec<String> {
     let head = "INSERT INTO tramline_head (topic, `key`, last_id) VALUES ";
     let rows = plan.heads.iter().map(|head| format!("({},{},0)", head.topic.0, text(&head.key)));
     let tail = " ON DUPLICATE KEY UPDATE last_id = last_id";
-    let mut sql = insert(head, rows, tail, common.packet);
+    drawn_behind(plan, insert(head, rows, tail, common.packet))
+}
+
+/// The same, if nothing is in the way; otherwise no key is locked. Numbers are drawn in any case: of a SELECT the server would not give
+/// them in a row.
+pub(super) fn draw_hoped_sql(plan: &EmitPlan) -> Vec<String> {
+    let lock = |some: &[HeadPlan]| {
+        format!(
+            "INSERT INTO tramline_head (topic, `key`, last_id) SELECT n.a, n.b, 0 FROM {} WHERE {IN_THE_WAY} = 0 \
+             ON DUPLICATE KEY UPDATE last_id = tramline_head.last_id",
+            sql::named(some.iter().map(|head| (head.topic.0, head.key.as_str())))
+        )
+    };
+    drawn_behind(plan, plan.heads.chunks(LIST).map(lock).collect())
+}
+
+fn drawn_behind(plan: &EmitPlan, locks: Vec<String>) -> Vec<String> {
+    let mut sql = locks;
     let mut keys: Vec<(TopicId, Vec<&str>)> = Vec::new();
     for head in &plan.heads {
         match keys.last_mut().filter(|(topic, _)| *topic == head.topic) {

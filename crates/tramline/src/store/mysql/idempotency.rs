@@ -3,24 +3,22 @@
 
 use super::MysqlStore;
 use super::emit::{Drawn, draw_sql, share_topics, write};
-use super::session::{Begin, Session, VERSION};
-use super::sql::{Columns, LIST, bytes, insert, overwrite, text, texts};
+use super::hoped::{Answered, Fresh, Hoped};
+use super::session::{Begin, Rows, Session, VERSION};
+use super::sql::{Columns, bytes, insert, overwrite, text};
 use super::tally::place::place;
 use super::unique;
 use crate::error::{Error, Result};
 use crate::model::event::Event;
-use crate::model::id::TopicId;
 use crate::model::time::Time;
+use crate::store::catalog::Catalog;
 use crate::store::emit::{TRIES, Units, restless};
 use crate::store::idempotency::{self, Entry};
 use crate::store::mend::cancel;
 use crate::store::unique::{Sifted, Standings, entries as unique_entries, names, waves};
 use crate::store::verbs::{Cancel, Emission};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// What an idempotency key had: the digest of its unit, and the receipt.
-type Known = BTreeMap<(TopicId, String), (Vec<u8>, String)>;
 
 impl MysqlStore {
     /// A group of units that need more than one step, in one transaction.
@@ -31,8 +29,9 @@ impl MysqlStore {
     ) -> Result<Vec<Result<Emission>>> {
         for _ in 0..TRIES {
             self.create_topics(units.iter().flatten().map(Event::topic)).await?;
+            let catalog = self.catalog().await?;
             let mut tx = self.begin().await?;
-            match self.try_by_steps(&mut tx, units, now).await {
+            match self.try_by_steps(&mut tx, units, &catalog, now).await {
                 Ok(Some(answers)) => {
                     tx.keep();
                     return Ok(answers);
@@ -42,7 +41,7 @@ impl MysqlStore {
                     self.common.cache.set(Arc::default());
                 }
                 Err(error) => {
-                    tx.rollback().await;
+                    tx.fail(&error).await;
                     return Err(error);
                 }
             }
@@ -54,10 +53,25 @@ impl MysqlStore {
         &self,
         tx: &mut super::Transaction<'_>,
         units: &[Vec<Event>],
+        catalog: &Catalog,
         now: Option<Time>,
     ) -> Result<Option<Vec<Result<Emission>>>> {
-        let mut session = self.session(tx.conn(), &Begin::reading(now)).await?;
-        let answers = self.emit_by_steps_in(&mut session, units).await?;
+        if waves(units).len() > 1 {
+            let mut session = self.session(tx.conn(), &Begin::reading(now)).await?;
+            let answers = self.emit_by_steps_in(&mut session, units).await?;
+            if answers.is_some() {
+                session.commit(Vec::new()).await?;
+            }
+            return Ok(answers);
+        }
+        let Some(hoped) = self.hope(units, catalog) else { return Ok(None) };
+        let begin = Begin { now, locks: share_topics(&hoped.topics), ..Begin::default() };
+        let (mut session, found) =
+            Session::reading(tx.conn(), &self.common, &begin, hoped.statements()).await?;
+        let Some(found) = found.filter(|_| session.catalog.version == catalog.version) else {
+            return Ok(None);
+        };
+        let answers = self.emit_wave(&mut session, units, hoped, &found).await?;
         if answers.is_some() {
             session.commit(Vec::new()).await?;
         }
@@ -70,62 +84,46 @@ impl MysqlStore {
         session: &mut Session<'_>,
         units: &[Vec<Event>],
     ) -> Result<Option<Vec<Result<Emission>>>> {
-        let waves = waves(units);
-        if waves.len() == 1 {
-            return self.emit_wave(session, units).await;
-        }
         let mut answers: BTreeMap<usize, Result<Emission>> = BTreeMap::new();
-        for wave in waves {
+        for wave in waves(units) {
             let some: Units = wave.iter().map(|at| units[*at].clone()).collect();
-            let Some(answered) = self.emit_wave(session, &some).await? else { return Ok(None) };
+            let Some(hoped) = self.hope(&some, &session.catalog) else { return Ok(None) };
+            let mut sql = share_topics(&hoped.topics);
+            sql.push(VERSION.to_owned());
+            sql.extend(hoped.statements());
+            let mut sets = session.sets(sql).await?;
+            let found = sets.split_off(hoped.topics.len() + 1);
+            let version = sets.last().and_then(|rows| rows.first()).map_or(Ok(0), |row| row.int(0))?;
+            if version != session.catalog.version {
+                return Ok(None);
+            }
+            let Some(answered) = self.emit_wave(session, &some, hoped, &found).await? else {
+                return Ok(None);
+            };
             answers.extend(wave.into_iter().zip(answered));
         }
         Ok(Some(answers.into_values().collect()))
     }
 
-    /// Locks topics, then idempotency keys, then unique keys, then tallies, then everything else. `None` when the catalogue has
-    /// changed.
+    /// Locks topics, then idempotency keys, then unique keys, then tallies, then everything else. Topics are locked, and what was hoped
+    /// for is found. `None` when the catalogue has changed.
     async fn emit_wave(
         &self,
         session: &mut Session<'_>,
         units: &[Vec<Event>],
+        hoped: Hoped,
+        found: &[Rows],
     ) -> Result<Option<Vec<Result<Emission>>>> {
         let catalog = session.catalog.clone();
-        let topics: BTreeSet<TopicId> = units
-            .iter()
-            .flatten()
-            .filter_map(|event| catalog.topic(&event.topic))
-            .map(|topic| topic.id)
-            .collect();
-        let entries: Vec<Option<Entry>> = units.iter().map(|unit| Entry::of(unit, &catalog)).collect();
-        let mut sql = share_topics(&topics);
-        sql.push(VERSION.to_owned());
-        sql.extend(take_keys_sql(session, &entries));
-        let sets = session.sets(sql).await?;
-        let (version, found) = (&sets[topics.len()], &sets[topics.len() + 1..]);
-        if version.first().map_or(Ok(0), |row| row.int(0))? != catalog.version {
-            return Ok(None);
-        }
-        let known = read_known(found, session.now)?;
-        // The same key twice in one group: the second one sees what the first one stores.
-        let mut first: BTreeMap<(TopicId, &str), usize> = BTreeMap::new();
-        let mut fresh: Vec<usize> = Vec::new();
-        for (at, entry) in entries.iter().enumerate() {
-            let Some(entry) = entry else {
-                fresh.push(at);
-                continue;
-            };
-            let name = (entry.topic, entry.key.as_str());
-            if !known.contains_key(&(entry.topic, entry.key.clone())) && !first.contains_key(&name) {
-                first.insert(name, at);
-                fresh.push(at);
-            }
-        }
+        let Answered { known, standings, drawn } = hoped.read(found, session.now)?;
+        let Hoped { entries, plan, .. } = hoped;
+        let Fresh { units: mut fresh, first } = Fresh::of(&entries, &known);
         let mut new: Units = fresh.iter().map(|at| units[*at].clone()).collect();
         let names = names(new.iter().flatten(), &catalog);
-        let standings = match names.is_empty() {
-            true => Standings::new(),
-            false => unique::standings(session, &names).await?,
+        let standings = match standings {
+            Some(standings) => standings,
+            None if names.is_empty() => Standings::new(),
+            None => unique::standings(session, &names).await?,
         };
         let mut sifted = Sifted::new(&mut new, &standings, &catalog, session.now);
         let mut refused: BTreeMap<usize, Error> = BTreeMap::new();
@@ -141,10 +139,16 @@ impl MysqlStore {
         let mut emissions = Vec::new();
         if !new.is_empty() {
             // The topics are locked: what the plan was made from is still so.
-            let Some(plan) = self.plan(&new, &catalog) else { return Ok(None) };
-            let drawn = match plan.chunks.is_empty() {
-                true => Drawn::nothing(),
-                false => Drawn::read(&plan, &session.sets(draw_sql(&plan, &self.common)).await?)?,
+            let (plan, drawn) = match (plan, drawn) {
+                (Some(plan), Some(drawn)) => (plan, drawn),
+                _ => {
+                    let Some(plan) = self.plan(&new, &catalog) else { return Ok(None) };
+                    let drawn = match plan.chunks.is_empty() {
+                        true => Drawn::nothing(),
+                        false => Drawn::read(&plan, &session.sets(draw_sql(&plan, &self.common)).await?)?,
+                    };
+                    (plan, drawn)
+                }
             };
             let now = Some(session.now);
             let stored = write(session, &plan, drawn, now);
@@ -176,46 +180,6 @@ impl MysqlStore {
         };
         Ok(Some(entries.iter().enumerate().map(answer).collect()))
     }
-}
-
-/// Takes idempotency keys, in sorted order, and reads what those had that were taken before. One that another transaction is just
-/// taking is waited for. Locked for good at once, as the heads of keys are.
-fn take_keys_sql(session: &Session<'_>, entries: &[Option<Entry>]) -> Vec<String> {
-    let keys: BTreeMap<(TopicId, &str), &Entry> =
-        entries.iter().flatten().map(|entry| ((entry.topic, entry.key.as_str()), entry)).collect();
-    let rows = keys
-        .iter()
-        .map(|((topic, key), entry)| format!("({},{},{},'',0)", topic.0, text(key), bytes(&entry.hash)));
-    let head = "INSERT INTO tramline_idempotency (topic, `key`, hash, receipt, expires_at) VALUES ";
-    let tail = " ON DUPLICATE KEY UPDATE expires_at = expires_at";
-    let mut sql = insert(head, rows, tail, session.common.packet);
-    let mut by_topic: BTreeMap<TopicId, Vec<&str>> = BTreeMap::new();
-    for (topic, key) in keys.keys() {
-        by_topic.entry(*topic).or_default().push(key);
-    }
-    for (topic, keys) in &by_topic {
-        sql.extend(keys.chunks(LIST).map(|keys| {
-            format!(
-                "SELECT topic, `key`, hash, receipt, expires_at FROM tramline_idempotency \
-                 WHERE topic = {} AND `key` IN ({})",
-                topic.0,
-                texts(keys.iter().copied())
-            )
-        }));
-    }
-    sql
-}
-
-/// An entry without a receipt is ours, and so is one whose time is over.
-fn read_known(sets: &[super::Rows], now: Time) -> Result<Known> {
-    let mut known = Known::new();
-    for row in sets.iter().flatten() {
-        let receipt = row.text(3)?;
-        if !receipt.is_empty() && row.time(4)? > now {
-            known.insert((TopicId(row.int(0)?), row.text(1)?), (row.blob(2)?, receipt));
-        }
-    }
-    Ok(known)
 }
 
 /// Frees idempotency keys that were taken for units that are not stored.

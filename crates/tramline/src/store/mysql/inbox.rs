@@ -117,7 +117,7 @@ impl MysqlStore {
                     self.common.cache.set(Arc::default());
                 }
                 Err(error) => {
-                    tx.rollback().await;
+                    tx.fail(&error).await;
                     if !lost_against_another(&error) {
                         return Err(error);
                     }

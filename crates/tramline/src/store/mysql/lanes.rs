@@ -1,8 +1,8 @@
 //! Lanes: how they are locked and read, always many at a time.
 
-use super::rows::{LANE, lane};
+use super::rows::{LANE, SLICE, lane};
 use super::session::Rows;
-use super::sql::numbered;
+use super::sql::{list, numbered};
 use crate::error::Result;
 use crate::model::id::{LaneId, SubscriptionId};
 use crate::plan::LaneView;
@@ -21,6 +21,22 @@ pub(super) fn lock_numbered_sql(id: SubscriptionId, numbered: &str, lock: &str) 
          ON l.subscription = {} AND l.lane = n.a {lock}",
         id.0
     )
+}
+
+/// What is taken in lanes, in the order of its numbers.
+///
+/// Uses `tramline_slice_claim (subscription, state, lane, ..)`.
+pub(super) fn leased_sql(id: SubscriptionId, lanes: &[LaneId]) -> String {
+    format!(
+        "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE {} ORDER BY s.chunk, s.id",
+        is_taken(id, lanes)
+    )
+}
+
+/// True for a slice `s` that is taken in one of the lanes.
+pub(super) fn is_taken(SubscriptionId(id): SubscriptionId, lanes: &[LaneId]) -> String {
+    let lanes = list(lanes.iter().map(|lane| lane.0));
+    format!("s.subscription = {id} AND s.state IN (1, 7) AND s.lane IN ({lanes})")
 }
 
 /// Lanes as they were read.

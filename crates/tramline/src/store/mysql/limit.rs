@@ -2,11 +2,11 @@
 
 use super::claim::{Outlook, end_lapsed};
 use super::rows::{apply, pick_sql, slices};
-use super::session::Session;
+use super::session::{Rows, Session};
 use super::sql::{Columns, list, text};
 use crate::error::Result;
 use crate::model::id::{ChunkId, SubscriptionId};
-use crate::model::limits::Starts;
+use crate::model::limits::{Limits, Starts};
 use crate::model::mask::Mask;
 use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
@@ -17,27 +17,42 @@ use crate::store::rows::StepRows;
 use crate::store::verbs::Claim;
 use std::collections::HashSet;
 
-/// What a claim may take of a limited subscription; others wait here until it is committed. Leases that have ended are looked after
-/// first, all of them: what could still be extended counts, and so does what somebody is just settling.
+/// What a claim asks about its limits: it locks the row, and reads what is under way. Others wait there until it is committed.
+///
+/// Locked for good at once, as the heads of keys are.
+pub(super) fn first_reads(id: SubscriptionId, limits: &Limits) -> Vec<String> {
+    let lock = "INSERT INTO tramline_limit (subscription) VALUES";
+    let mut sql = vec![format!("{lock} ({}) ON DUPLICATE KEY UPDATE subscription = subscription", id.0)];
+    sql.extend(under_way_sql(id, limits));
+    sql
+}
+
+fn under_way_sql(id: SubscriptionId, limits: &Limits) -> Vec<String> {
+    let mut sql = vec![format!("SELECT starts FROM tramline_limit WHERE subscription = {}", id.0)];
+    sql.extend(limits.most().map(|_| leased_sql(id)));
+    sql
+}
+
+/// What a claim may take of a limited subscription, of which it has locked the limit. Leases that have ended are looked after first, all
+/// of them: what could still be extended counts, and so does what somebody is just settling. `found`: what [`first_reads`] gave, if none
+/// has.
 pub(super) async fn lay(
     session: &mut Session<'_>,
     claim: &Claim,
     policy: &Policy,
     outlook: &mut Outlook,
+    found: Option<Vec<Rows>>,
 ) -> Result<Limit> {
     let (id, limits) = (claim.subscription, &policy.limits);
-    // Locked for good at once, as the heads of keys are.
-    session.write(format!(
-        "INSERT INTO tramline_limit (subscription) VALUES ({}) ON DUPLICATE KEY UPDATE subscription = subscription",
-        id.0
-    ));
-    if limits.most().is_some() && outlook.expired {
-        end_lapsed(session, id, policy).await?;
-        (outlook.expired, outlook.suspects) = (false, true);
-    }
-    let mut sql = vec![format!("SELECT starts FROM tramline_limit WHERE subscription = {} FOR UPDATE", id.0)];
-    sql.extend(limits.most().map(|_| leased_sql(id)));
-    let sets = session.sets(sql).await?;
+    let sets = match found {
+        // Without what locks.
+        Some(mut found) => found.split_off(1),
+        None => {
+            end_lapsed(session, id, policy).await?;
+            (outlook.expired, outlook.suspects) = (false, true);
+            session.sets(under_way_sql(id, limits)).await?
+        }
+    };
     let starts = sets[0].first().map_or(Ok(String::new()), |row| row.text(0))?;
     let mut under_way = UnderWay { starts: Starts::read(&starts), ..UnderWay::default() };
     for row in sets[1..].iter().flatten() {

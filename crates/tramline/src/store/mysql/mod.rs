@@ -1,11 +1,11 @@
 //! MySQL and MariaDB: any number of nodes on one database.
 //!
 //! - `store`: the verbs
-//! - `server`: which servers will do; `examine`: how one is
+//! - `server`: which servers will do; `refusals`: those that do not any more; `examine`: how one is
 //! - `options`, `session`, `step`, `sql`: how a step gets a connection, the time and the catalogue, how it ends, and how its
 //!   statements are written
 //! - `inbox`: what programs in other languages want to emit
-//! - `emit` (with `idempotency`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
+//! - `emit` (with `idempotency` and `hoped`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `log`: reading topics; `buried`: where dead events are; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
@@ -22,6 +22,7 @@ mod emit;
 mod erase;
 mod examine;
 mod failures;
+mod hoped;
 mod idempotency;
 mod inbox;
 mod lanes;
@@ -33,6 +34,7 @@ mod offer;
 mod options;
 mod order;
 mod push;
+mod refusals;
 mod remote;
 mod rows;
 mod rules;
@@ -62,9 +64,10 @@ use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
 use crate::store::retention::Round;
 use crate::store::rules::OUTLAST;
-use crate::store::spare::Spares;
+use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Emission, Settle, Settled};
 use log::Turns;
+use refusals::Refused;
 use server::Server;
 use session::{Begin, Common, Rows, Session, exchange};
 use sql::Columns;
@@ -96,6 +99,7 @@ pub struct MysqlStore {
     /// For callers.
     pool: MySqlPool,
     spares: Spares<MySql>,
+    refused: Refused,
     common: Common,
     proven: Proven,
     round: Round,
@@ -125,13 +129,20 @@ impl MysqlStore {
         sqlx::raw_sql(SETUP).execute(&mut conn).await?;
         migrate::run(&mut conn).await?;
         conn.close().await?;
+        let refused = Refused::default();
+        // Another server may answer by now, or the same one with other settings: a fail-over, a restart.
         let pool = |most: u32| {
-            MySqlPoolOptions::new().max_connections(most).acquire_timeout(ACQUIRE).after_connect(|conn, _| {
-                Box::pin(async move {
-                    sqlx::raw_sql(SETUP).execute(conn).await?;
-                    Ok(())
-                })
-            })
+            let refused = refused.clone();
+            MySqlPoolOptions::new().max_connections(most).acquire_timeout(ACQUIRE).after_connect(
+                move |conn, _| {
+                    let refused = refused.clone();
+                    Box::pin(async move {
+                        refused.unless_it_will_do(conn).await?;
+                        sqlx::raw_sql(SETUP).execute(conn).await?;
+                        Ok(())
+                    })
+                },
+            )
         };
         let own = pool(options.max_connections).test_before_acquire(false).before_acquire(|conn, about| {
             Box::pin(async move {
@@ -142,6 +153,7 @@ impl MysqlStore {
             own: own.connect_lazy_with(options.connect.clone()),
             pool: pool(options.max_connections).connect_lazy_with(options.connect),
             spares: Spares::new((options.max_connections / 2) as usize, STALE),
+            refused,
             common: Common::new(server.packet()),
             proven: Proven::default(),
             round: Round::default(),
@@ -221,7 +233,7 @@ impl MysqlStore {
         let sql = "SELECT (SELECT MAX(chunk) FROM tramline_chunk), (SELECT MAX(id) FROM tramline_audit), \
                    (SELECT value FROM tramline_meta WHERE name = 'catalog'), \
                    EXISTS (SELECT 1 FROM tramline_inbox WHERE refused = 0)";
-        let mut conn = self.spares.take(&self.own).await?;
+        let mut conn = self.connection().await?;
         let mut sets: Vec<Rows> = Vec::new();
         exchange(&mut conn, sql.to_owned(), &mut sets).await?;
         conn.keep();
@@ -231,7 +243,11 @@ impl MysqlStore {
     }
 
     async fn begin(&self) -> Result<Transaction<'_>> {
-        Ok(Transaction::new(self.spares.take(&self.own).await?))
+        Ok(Transaction::new(self.connection().await?))
+    }
+
+    async fn connection(&self) -> Result<Hot<'_, MySql>> {
+        self.refused.or(self.spares.take(&self.own)).await
     }
 
     /// The catalogue, read if none is known. Whether it is still right shows when it is used.

@@ -301,11 +301,12 @@ async fn load_what_matters(
     load_running(session, views, &delayed).await
 }
 
-/// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.
+/// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt. Whether a lane was
+/// passed over is not told.
 pub(super) fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
     let later = |at: &str| format!("MIN(IF({at} > @tramline_now, {at}, NULL))");
     format!(
-        "SELECT NULLIF(LEAST(COALESCE({waiting}, {never}), COALESCE({halted}, {never}), COALESCE({until}, {never})), {never}) \
+        "SELECT NULLIF(LEAST(COALESCE({waiting}, {never}), COALESCE({halted}, {never}), COALESCE({until}, {never})), {never}), FALSE \
          FROM (SELECT l.owner, l.until, l.halted_until, (SELECT MIN(s.pos) FROM tramline_slice s FORCE INDEX (tramline_slice_claim) \
          WHERE s.subscription = {id} AND s.state = 3 AND s.lane = l.lane AND s.`rank` = 0) AS pos \
          FROM tramline_lane l WHERE l.subscription = {id}) t",

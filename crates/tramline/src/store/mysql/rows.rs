@@ -116,7 +116,7 @@ pub(super) fn write_lanes(session: &mut Session<'_>, lanes: &[&Lane]) {
 /// The columns of a chunk, in the order [`chunk`] reads them.
 pub(super) const CHUNK: &str = "chunk, topic, emitted_at, meta, prevs, mains, body";
 /// The same without links and payloads.
-const META: &str = "chunk, topic, emitted_at, meta, NULL, NULL, ''";
+pub(super) const META: &str = "chunk, topic, emitted_at, meta, NULL, NULL, ''";
 
 pub(super) fn chunk(row: &MySqlRow) -> Result<ChunkRow> {
     Ok(ChunkRow {

@@ -117,7 +117,7 @@ impl MysqlStore {
                     self.common.cache.set(Arc::default());
                 }
                 Err(error) => {
-                    tx.rollback().await;
+                    tx.fail(&error).await;
                     waited += 1;
                     let in_the_way = waited_too_long(&error) || lost_against_another(&error);
                     if !in_the_way || waited >= which.waits() {

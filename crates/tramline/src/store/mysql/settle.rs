@@ -1,7 +1,7 @@
 //! Settle, extend and release: everything that a lease allows. One round trip locks, another one writes and commits.
 
-use super::lanes::{lock_sql, views};
-use super::rows::{SLICE, apply, slices, write_lanes};
+use super::lanes::{is_taken, leased_sql, lock_sql, views};
+use super::rows::{META, SLICE, apply, chunk, slices, write_lanes};
 use super::session::{Rows, Session};
 use super::sql::{LIST, numbered, paired};
 use crate::error::Result;
@@ -11,13 +11,14 @@ use crate::model::lease::Lease;
 use crate::model::outcome::Outcome;
 use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
+use crate::plan::limit::Keys;
 use crate::plan::release::{release as plan_release, release_lane};
 use crate::plan::settle::{by_lane_of, settle as plan_settle, settle_lane};
 use crate::plan::{Changes, LaneView};
-use crate::store::lanes::{load_keys, load_marks};
+use crate::store::lanes::{fill_keys, load_keys, load_marks};
 use crate::store::rows::StepRows;
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The rows that leases name, by their numbers.
 type Named = BTreeMap<(ChunkId, SliceId), Slice>;
@@ -26,6 +27,9 @@ type Named = BTreeMap<(ChunkId, SliceId), Slice>;
 pub(super) struct Asked {
     slices: Vec<String>,
     lanes: Vec<String>,
+    /// Where there is order and something failed: all that is taken in those lanes, and its keys.
+    taken: Vec<String>,
+    failed: BTreeSet<LaneId>,
 }
 
 impl Asked {
@@ -40,12 +44,42 @@ impl Asked {
             lanes.push(lock_sql(id, ordered.iter().map(|lease| lease.lane), "FOR UPDATE"));
             lanes.extend(named_sql(id, ordered.into_iter(), ""));
         }
-        Asked { slices, lanes }
+        let failed =
+            settle.results.iter().filter(|result| result.lease.is_ordered() && !result.is_all_done());
+        let failed: BTreeSet<LaneId> = failed.map(|result| result.lease.lane).collect();
+        let taken = if failed.is_empty() { Vec::new() } else { taken_sql(id, &failed) };
+        Asked { slices, lanes, taken, failed }
     }
 
     pub(super) fn statements(&self) -> Vec<String> {
-        self.slices.iter().chain(&self.lanes).cloned().collect()
+        self.slices.iter().chain(&self.lanes).chain(&self.taken).cloned().collect()
     }
+}
+
+/// All that is taken in lanes, and the keys of its chunks: a failure may concern it.
+///
+/// Uses `tramline_slice_claim (subscription, state, lane, ..)`.
+fn taken_sql(id: SubscriptionId, lanes: &BTreeSet<LaneId>) -> Vec<String> {
+    let lanes: Vec<LaneId> = lanes.iter().copied().collect();
+    let chunks = format!(
+        "SELECT DISTINCT s.chunk AS a FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE {}",
+        is_taken(id, &lanes)
+    );
+    let keys = format!("SELECT {META} FROM ({chunks}) n STRAIGHT_JOIN tramline_chunk c ON c.chunk = n.a");
+    vec![leased_sql(id, &lanes), keys]
+}
+
+/// What [`taken_sql`] gave, with the keys filled in.
+fn taken_with_keys(sets: &[Rows], views: &mut BTreeMap<LaneId, LaneView>) -> Result<Vec<Slice>> {
+    let [taken, metas] = sets else { return Ok(Vec::new()) };
+    let taken = slices(taken)?;
+    let mut keys: Keys = HashMap::new();
+    for row in metas {
+        let row = chunk(row)?;
+        keys.insert(row.chunk, row.keys()?.into());
+    }
+    fill_keys(views, &taken, &keys);
+    Ok(taken)
 }
 
 /// `session` may have asked already.
@@ -54,7 +88,8 @@ pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle, asked: &A
         Some(found) => found,
         None => session.sets(asked.statements()).await?,
     };
-    let lanes = found.split_off(asked.slices.len());
+    let mut lanes = found.split_off(asked.slices.len());
+    let taken = lanes.split_off(asked.lanes.len());
     let catalog = session.catalog.clone();
     let policy = &catalog.require_subscription(settle.subscription)?.policy;
     let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
@@ -64,7 +99,8 @@ pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle, asked: &A
         settle_slices(session, settle, &unordered, policy, by_number(found.iter())?, &mut answer);
     }
     if !ordered.is_empty() {
-        settle_lanes(session, settle, &ordered, policy, &lanes, &mut answer).await?;
+        let found = FoundLanes { lanes, taken, failed: &asked.failed };
+        settle_lanes(session, settle, &ordered, policy, found, &mut answer).await?;
     }
     answer.wake |= answer.frees(policy);
     answer.news = session.finish().await?;
@@ -135,16 +171,23 @@ fn by_number<'a>(sets: impl Iterator<Item = &'a Rows>) -> Result<Named> {
     Ok(named)
 }
 
+/// What was found of lanes.
+struct FoundLanes<'a> {
+    lanes: Vec<Rows>,
+    taken: Vec<Rows>,
+    failed: &'a BTreeSet<LaneId>,
+}
+
 async fn settle_lanes(
     session: &mut Session<'_>,
     settle: &Settle,
     results: &[usize],
     policy: &Policy,
-    found: &[Rows],
+    found: FoundLanes<'_>,
     answer: &mut Settled,
 ) -> Result<()> {
     let id = settle.subscription;
-    let (mut views, named) = (views(&found[0])?, by_number(found[1..].iter())?);
+    let (mut views, named) = (views(&found.lanes[0])?, by_number(found.lanes[1..].iter())?);
     let mut by_lane: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
     for &at in results {
         let lease = &settle.results[at].lease;
@@ -155,7 +198,7 @@ async fn settle_lanes(
         }
     }
     views.retain(|lane, _| by_lane.contains_key(lane));
-    let all = load_lanes(session, settle, &mut views, &by_lane, named).await?;
+    let all = load_lanes(session, settle, &mut views, &by_lane, named, found).await?;
     let mut changes = Changes { worker: settle.worker.clone(), ..Changes::default() };
     let mut all = by_lane_of(all);
     for (lane, results) in &by_lane {
@@ -183,18 +226,26 @@ async fn load_lanes(
     views: &mut BTreeMap<LaneId, LaneView>,
     by_lane: &BTreeMap<LaneId, Vec<usize>>,
     named: Named,
+    found: FoundLanes<'_>,
 ) -> Result<Vec<Slice>> {
     let is_plain = |lane: &LaneId, results: &[usize]| {
         views.get(lane).is_some_and(|view| view.lane.marks == 0)
             && results.iter().all(|at| settle.results[*at].is_all_done())
     };
-    let others: Vec<LaneId> =
+    let others: BTreeSet<LaneId> =
         by_lane.iter().filter(|(lane, results)| !is_plain(lane, results)).map(|(lane, _)| *lane).collect();
     let mut all: Vec<Slice> = named.into_values().filter(Slice::is_taken).collect();
     all.retain(|slice| by_lane.contains_key(&slice.lane) && !others.contains(&slice.lane));
     if !others.is_empty() {
-        let taken = session.leased(settle.subscription, &others).await?;
-        load_keys(session, views, &taken).await?;
+        let mut taken = taken_with_keys(&found.taken, views)?;
+        // Nothing failed there, but they have marks.
+        let marked: BTreeSet<LaneId> = others.difference(found.failed).copied().collect();
+        if !marked.is_empty() {
+            let sets = session.sets(taken_sql(settle.subscription, &marked)).await?;
+            taken.extend(taken_with_keys(&sets, views)?);
+        }
+        taken.retain(|slice| others.contains(&slice.lane));
+        taken.sort_by_key(|slice| (slice.chunk, slice.id));
         load_marks(session, views, &taken).await?;
         all.extend(taken);
     }

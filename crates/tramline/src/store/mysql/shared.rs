@@ -2,7 +2,7 @@
 
 use super::buried;
 use super::claim::due;
-use super::lanes::{lock_sql, views};
+use super::lanes::{leased_sql, lock_sql, views};
 use super::limit;
 use super::rows::{SLICE, apply, chunks, lock_chunks_sql, metas, slices, slices_sql, write_lanes};
 use super::session::Session;
@@ -39,13 +39,7 @@ impl StepRows for Session<'_> {
     }
 
     async fn leased(&mut self, id: SubscriptionId, lanes: &[LaneId]) -> Result<Vec<Slice>> {
-        let sql = format!(
-            "SELECT {SLICE} FROM tramline_slice s FORCE INDEX (tramline_slice_claim) \
-             WHERE s.subscription = {} AND s.state IN (1, 7) AND s.lane IN ({}) ORDER BY s.chunk, s.id",
-            id.0,
-            list(lanes.iter().map(|lane| lane.0))
-        );
-        slices(&self.rows(sql).await?)
+        slices(&self.rows(leased_sql(id, lanes)).await?)
     }
 
     async fn marks(&mut self, id: SubscriptionId, keys: Vec<(LaneId, Arc<str>)>) -> Result<Vec<Mark>> {

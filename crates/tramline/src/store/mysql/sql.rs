@@ -118,6 +118,10 @@ pub(super) fn paired(pairs: impl IntoIterator<Item = (i64, i64)>) -> String {
 
 /// Numbers and texts as a table `n (a, b)`.
 pub(super) fn named<'a>(pairs: impl IntoIterator<Item = (i64, &'a str)>) -> String {
+    let pairs: Vec<(i64, &str)> = pairs.into_iter().collect();
+    if let [(a, b)] = pairs[..] {
+        return format!("(SELECT {a} AS a, {} AS b) n", text(b));
+    }
     let pairs: Vec<String> =
         pairs.into_iter().map(|(a, b)| format!("[{a},\"{}\"]", digits(b.as_bytes()))).collect();
     let columns = "a BIGINT PATH '$[0]', b VARCHAR(2048) PATH '$[1]'";
@@ -243,7 +247,9 @@ mod tests {
         assert!(paired([(1, 2), (3, 4)]).contains("JSON_TABLE('[[1,2],[3,4]]'"));
         assert_eq!(numbered([7]), "(SELECT 7 AS a) n");
         assert_eq!(paired([(7, -8)]), "(SELECT 7 AS a, -8 AS b) n");
-        assert!(named([(1, "a'")]).contains("UNHEX(j.b) AS b FROM JSON_TABLE('[[1,\"6127\"]]'"));
+        assert_eq!(named([(7, "a'")]), "(SELECT 7 AS a, x'6127' AS b) n");
+        let two = named([(1, "a'"), (2, "b")]);
+        assert!(two.contains("UNHEX(j.b) AS b FROM JSON_TABLE('[[1,\"6127\"],[2,\"62\"]]'"));
     }
 
     #[test]

@@ -61,6 +61,15 @@ impl<'s> Transaction<'s> {
         }
     }
 
+    /// Undoes it because of an error. A server that only reads may have been the primary a moment ago: a new connection may find the
+    /// one that is now.
+    pub(super) async fn fail(self, error: &Error) {
+        match only_reads(error) {
+            true => drop(self),
+            false => self.rollback().await,
+        }
+    }
+
     /// Undoes it.
     pub(super) async fn rollback(mut self) {
         let undone = sqlx::raw_sql("ROLLBACK").execute(self.conn()).await.is_ok();
@@ -104,7 +113,7 @@ impl Tries {
             }
             Err(error) => error,
         };
-        tx.rollback().await;
+        tx.fail(&error).await;
         if self.left > 0 && self.is_worth_another(&error) {
             self.left -= 1;
             pause(10 - self.left.min(9)).await;
@@ -143,4 +152,9 @@ pub(super) fn lost_against_another(error: &Error) -> bool {
 /// A lock was not given in time.
 pub(super) fn waited_too_long(error: &Error) -> bool {
     matches!(number(error), Some(1205 | 3572))
+}
+
+/// The server takes no writes.
+fn only_reads(error: &Error) -> bool {
+    matches!(number(error), Some(1290 | 1836))
 }

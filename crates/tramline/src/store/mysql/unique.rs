@@ -1,33 +1,69 @@
 //! Unique events: the last event of each unique key, locked from the look at it until the emit is committed.
 
+use super::hoped::IN_THE_WAY;
 use super::session::{Rows, Session};
 use super::sql::{self, Columns, LIST, insert, list, overwrite, text};
 use crate::error::Result;
 use crate::model::id::{EventId, TopicId};
-use crate::model::time::Time;
+use crate::model::mask::Mask;
+use crate::model::time::{Time, millis};
 use crate::plan::unique::Standing;
+use crate::store::catalog::Catalog;
 use crate::store::unique::{Entry, NEXT_LOOK, Name, Standings};
 use std::collections::{BTreeSet, HashSet};
 
 /// Locks unique keys, in sorted order, and gives what is known of them.
+pub(super) async fn standings(session: &mut Session<'_>, names: &BTreeSet<Name>) -> Result<Standings> {
+    let sql = standings_sql(names, &session.catalog, "TRUE");
+    standings_of(&session.sets(sql).await?)
+}
+
+/// The same if nothing is in the way yet; and then, counts those that are in the way of another event.
+pub(super) fn hoped_sql(names: &BTreeSet<Name>, catalog: &Catalog) -> Vec<String> {
+    let mut sql = standings_sql(names, catalog, &format!("{IN_THE_WAY} = 0"));
+    let count = format!("SET {IN_THE_WAY} = {IN_THE_WAY} + (SELECT COUNT(*) FROM");
+    let counts = format!(" WHERE u.event <> 0 AND (u.until > @tramline_now OR {}))", is_pending(catalog));
+    sql.extend(named(names.iter(), &count, &counts));
+    sql
+}
+
+/// Inserted with ON DUPLICATE KEY, so locked for good at once, as the heads of keys are; and read without locks after that.
 ///
 /// Whether events are pending is asked by a statement of its own, which sees all that was committed before the lock was given.
-pub(super) async fn standings(session: &mut Session<'_>, names: &BTreeSet<Name>) -> Result<Standings> {
-    let look_at = session.now.after(NEXT_LOOK).0;
-    let rows = names.iter().map(|(topic, key)| format!("({},{},0,0,{look_at})", topic.0, text(key)));
-    let head = "INSERT INTO tramline_unique (topic, `key`, event, until, look_at) VALUES ";
-    // Locked for good at once, as the heads of keys are.
-    let tail = " ON DUPLICATE KEY UPDATE event = event";
-    session.write_all(insert(head, rows, tail, session.common.packet));
-    // They are locked by now, so that they are read without locks.
-    let found = read(&session.sets(named(names.iter(), SELECT, "")).await?)?;
-    let known: Vec<&Found> = found.iter().filter(|found| found.event.0 != 0).collect();
-    let pending = pending(session, known.iter().map(|found| found.event)).await?;
-    let standing = |found: &Found| {
-        let pending = pending.contains(&found.event);
-        (found.name.clone(), Standing { event: found.event, until: found.until, pending })
+fn standings_sql(names: &BTreeSet<Name>, catalog: &Catalog, condition: &str) -> Vec<String> {
+    let all: Vec<(i64, &str)> = names.iter().map(|(topic, key)| (topic.0, key.as_str())).collect();
+    let lock = |some: &[(i64, &str)]| {
+        format!(
+            "INSERT INTO tramline_unique (topic, `key`, event, until, look_at) \
+             SELECT n.a, n.b, 0, 0, @tramline_now + {} FROM {} WHERE {condition} \
+             ON DUPLICATE KEY UPDATE event = tramline_unique.event",
+            millis(NEXT_LOOK),
+            sql::named(some.iter().copied())
+        )
     };
-    Ok(known.into_iter().map(standing).collect())
+    let mut sql: Vec<String> = all.chunks(LIST).map(lock).collect();
+    let select = format!("SELECT u.topic, u.`key`, u.event, u.until, {} FROM", is_pending(catalog));
+    sql.extend(named(names.iter(), &select, " WHERE u.event <> 0"));
+    sql
+}
+
+/// True for an entry `u` whose event a subscription that still exists has not done with. By the primary key of slices.
+fn is_pending(catalog: &Catalog) -> String {
+    format!(
+        "EXISTS (SELECT 1 FROM tramline_slice s FORCE INDEX (PRIMARY) WHERE s.chunk = u.event DIV {CAPACITY} AND s.state <> 6 \
+         AND s.subscription IN ({}) AND s.mask >> (u.event % {CAPACITY}) & 1 = 1)",
+        list(catalog.subscriptions().iter().map(|one| one.id.0)),
+        CAPACITY = Mask::CAPACITY,
+    )
+}
+
+/// What is known of unique keys, where something is.
+pub(super) fn standings_of(sets: &[Rows]) -> Result<Standings> {
+    let standing = |row: &sqlx::mysql::MySqlRow| {
+        let name = (TopicId(row.int(0)?), row.text(1)?);
+        Ok((name, Standing { event: EventId(row.int(2)?), until: row.time(3)?, pending: row.flag(4)? }))
+    };
+    sets.iter().flatten().map(standing).collect()
 }
 
 const SELECT: &str = "SELECT u.topic, u.`key`, u.event, u.until FROM";
@@ -43,7 +79,7 @@ fn named<'a>(names: impl Iterator<Item = &'a Name>, what: &str, tail: &str) -> V
     names.chunks(LIST).map(about).collect()
 }
 
-/// The entry of a unique key; event 0 if it is new.
+/// The entry of a unique key.
 struct Found {
     name: Name,
     event: EventId,
