@@ -6,7 +6,7 @@
 use super::link::Command;
 use super::pack::damaged;
 use super::tally::ack::events_ended;
-use super::{catalog, drops};
+use super::{catalog, drops, unpark};
 use crate::error::{Error, Result};
 use crate::model::dropped::DropReason;
 use crate::model::id::{ChunkId, SubscriptionId, TallyId};
@@ -36,6 +36,8 @@ pub(super) struct Session<'a> {
     draws: &'a Draws<'a>,
     drawn: Cell<usize>,
     numbers_wanted: Cell<i64>,
+    /// How many slices that waited for their keys may still be moved.
+    pub(super) room: Cell<usize>,
     /// What ended in this step and may be items of tallies.
     ended: RefCell<Vec<Ended>>,
     /// What subscriptions will never see because of this step.
@@ -125,6 +127,7 @@ impl<'a> Session<'a> {
             draws,
             drawn: Cell::new(0),
             numbers_wanted: Cell::new(0),
+            room: Cell::new(unpark::MOST),
             ended: RefCell::default(),
             drops: RefCell::default(),
         }
@@ -208,14 +211,26 @@ impl<'a> Session<'a> {
         *self.writes.borrow_mut().sums.entry((key, field.into())).or_default() += by;
     }
 
-    /// Members of an index from `from` to before `to`, the first `limit` of them.
+    /// Members of an index from `from` to before `to`, the first `limit` of them. All of them are read in parts.
     pub(super) fn range(
         &self,
         index: &[u8],
-        (from, to): (Vec<u8>, Vec<u8>),
+        (mut from, to): (Vec<u8>, Vec<u8>),
         limit: usize,
     ) -> Result<Vec<Vec<u8>>> {
-        self.members(index, from, to, limit, false)
+        if limit < usize::MAX {
+            return self.members(index, from, to, limit, false);
+        }
+        let mut all = Vec::new();
+        loop {
+            let mut some = self.members(index, from, to.clone(), PAGE, false)?;
+            let last = some.last().filter(|_| some.len() == PAGE).map(|last| [last, &[0][..]].concat());
+            all.append(&mut some);
+            match last {
+                Some(next) => from = next,
+                None => return Ok(all),
+            }
+        }
     }
 
     /// The same from the end.
@@ -398,6 +413,12 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Says that slices were moved because of their keys. False if that is enough for one step.
+    pub(super) fn takes_room(&self, moved: usize) -> bool {
+        self.room.set(self.room.get().saturating_sub(moved));
+        self.room.get() > 0
+    }
+
     /// Remembers that events have ended which may be items of tallies.
     pub(super) fn end(&self, ended: impl Iterator<Item = Ended>) {
         self.ended.borrow_mut().extend(ended);
@@ -423,6 +444,15 @@ impl Writes {
     pub(super) fn is_empty(&self) -> bool {
         let sums = self.sums.values().all(|by| *by == 0);
         self.fields.is_empty() && self.members.is_empty() && self.blobs.is_empty() && sums
+    }
+
+    /// What fields of hashes become whose keys begin like this, as what reads them.
+    pub(super) fn fields_under(&self, prefix: &[u8]) -> Vec<(Command, Vec<u8>)> {
+        let hashes = self.fields.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(prefix));
+        let values = hashes.flat_map(|(key, fields)| {
+            fields.iter().filter_map(|(field, value)| Some((hget(key, field), value.clone()?)))
+        });
+        values.collect()
     }
 
     /// What a field of a hash becomes, if it is written.
@@ -492,6 +522,9 @@ impl<'k> Parts<'k> {
     }
 }
 
+/// How many members of an index are read at a time where all are wanted.
+const PAGE: usize = 1_000;
+
 /// How many fields one command has: Lua passes on a limited number of arguments.
 const MANY: usize = 500;
 
@@ -532,9 +565,7 @@ fn range(index: &[u8], from: &[u8], to: &[u8], limit: usize, back: bool) -> Comm
         false => vec![b"ZRANGEBYLEX".to_vec(), index.to_vec(), first, last],
         true => vec![b"ZREVRANGEBYLEX".to_vec(), index.to_vec(), last, first],
     };
-    if limit < usize::MAX {
-        command.extend([b"LIMIT".to_vec(), b"0".to_vec(), limit.to_string().into_bytes()]);
-    }
+    command.extend([b"LIMIT".to_vec(), b"0".to_vec(), limit.to_string().into_bytes()]);
     command
 }
 

@@ -145,9 +145,11 @@ impl RedisStore {
                 return Ok(Tried::Over(result));
             }
             let next_chunk = writes.field(&self.key("meta"), b"chunk").map(<[u8]>::to_vec);
+            let lanes = writes.fields_under(&self.key("lanes:"));
             return Ok(match self.commit(&seen, writes, kind, None).await? {
                 Ended::Done(time) => {
                     self.at_once.clock.set(time);
+                    self.at_once.remember_lanes(lanes);
                     if let Some(next) = next_chunk {
                         self.at_once.expect_chunk(next);
                     }
@@ -173,11 +175,12 @@ impl RedisStore {
             Step::Add(name) => (name, false),
             Step::Write(name) => (name, true),
         };
-        let reads: Vec<(&Command, &[u8])> = seen
+        let mut reads: Vec<(&Command, &[u8])> = seen
             .iter()
             .filter(|(command, _)| is_checked(command))
             .map(|(command, (_, sign))| (command, &sign[..]))
             .collect();
+        reads.sort_unstable();
         let (turn, meta, mut writes) = (self.turn(), self.key("meta"), writes.commands(when_full));
         writes
             .extend(said.map(|(channel, hint)| ["PUBLISH", &channel, hint].map(|word| word.into()).to_vec()));
@@ -196,8 +199,10 @@ impl RedisStore {
     }
 
     /// The time, and the catalogue as it is now.
-    async fn begin(&self, seen: &mut Seen, reads: Vec<Command>) -> Result<(Time, Arc<Catalog>)> {
+    async fn begin(&self, seen: &mut Seen, mut reads: Vec<Command>) -> Result<(Time, Arc<Catalog>)> {
         let version = self.catalog_version();
+        reads.sort_unstable();
+        reads.dedup();
         let commands: Vec<Command> = std::iter::once(version.clone()).chain(reads).take(MOMENT).collect();
         let moment = self.link.read(&self.turn(), &commands).await?;
         let now = self.heard(moment.now);

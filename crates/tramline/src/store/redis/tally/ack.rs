@@ -52,7 +52,7 @@ pub(super) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> 
     }
     let outcome = acks.apply(&standings, &mut parts);
     for id in &outcome.changed {
-        rows::write_part(session, *id, &parts[id], session.now);
+        rows::write_part(session, *id, &parts[id], session.now)?;
     }
     acked.results = outcome.results;
     for (tally, delta) in outcome.deltas {
