@@ -28,8 +28,8 @@ async fn what_waits_behind_a_key_comes_back_in_order_and_in_steps() {
     let server = Server::start();
     let store = server.open().await.unwrap();
     let id = subscribe(&store, Ordering::Key).await;
-    let now = store.now().await.unwrap();
     let first = emit_one(&store).await;
+    let now = store.now().await.unwrap();
     let claimed = claim_at(&store, id, 10, Some(now)).await.unwrap();
     let lease = claimed.slices[0].lease;
     let retry = SettleSlice { lease, outcomes: vec![(first.index(), Outcome::retry("not yet"))] };

@@ -25,7 +25,7 @@ const TRIPS: u32 = 100_000;
 /// How many numbers for slices a process draws at a time.
 const NUMBERS: i64 = 10_000;
 /// How much is read at one moment: a script has to end soon.
-const MOMENT: usize = 1_000;
+const MOMENT: usize = 500;
 
 /// How one try ended.
 enum Tried<T> {

@@ -110,12 +110,7 @@ impl Store for RedisStore {
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
-        if let Some(settled) = self.settle_at_once(&settle).await? {
-            return Ok(settled);
-        }
-        let settled = self.write(settle.now, |session: &Session<'_>| settle::settle(session, &settle)).await;
-        self.at_once.forget(settle.results.iter().map(|result| &result.lease));
-        settled
+        self.settle_in_parts(&settle).await
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {

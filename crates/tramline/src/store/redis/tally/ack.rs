@@ -44,9 +44,9 @@ pub(super) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> 
     }
     let mut parts: BTreeMap<PartId, Part> = BTreeMap::new();
     let wanted = acks.parts();
-    rows::expect_parts(session, wanted.iter())?;
+    let known = rows::expect_parts(session, wanted.iter())?;
     for id in wanted {
-        if let Some(part) = rows::part(session, id)? {
+        if let Some(part) = rows::part(session, id, &known)? {
             parts.insert(id, part);
         }
     }

@@ -395,19 +395,26 @@ fn read_part(row: &[u8]) -> Result<PartRow> {
 }
 
 /// A part as it is. One that nobody has touched follows from what was added; `None` if there is none.
-pub(super) fn part(session: &Session<'_>, id: PartId) -> Result<Option<Part>> {
+pub(super) fn part(session: &Session<'_>, id: PartId, known: &Extents) -> Result<Option<Part>> {
     let row = session.get(&of(session, "tally_parts", id.tally), id.part.to_string().as_bytes())?;
     if let Some(row) = row {
         return Ok(Some(read_part(&row)?.part));
     }
-    Ok(extent(session, id)?.and_then(|(added, _)| Part::untouched(added.count, id.part - added.first / PART)))
+    let added = match covering(known, id) {
+        Some(added) => Some(added),
+        None => extent(session, id)?,
+    };
+    Ok(added.and_then(|(added, _)| Part::untouched(added.count, id.part - added.first / PART)))
 }
 
-/// Says that these parts will be read, sorted; and the additions of those that nobody has touched.
+/// Additions that are known, with whether they were of events.
+pub(super) type Extents = Vec<(TallyId, Added, bool)>;
+
+/// Says that these parts will be read, sorted; and the additions of those that nobody has touched. Gives additions that have many.
 pub(super) fn expect_parts<'p>(
     session: &Session<'_>,
     parts: impl Iterator<Item = &'p PartId> + Clone,
-) -> Result<()> {
+) -> Result<Extents> {
     let place = |id: &PartId| (of(session, "tally_parts", id.tally), id.part.to_string().into_bytes());
     let read = |id: &PartId| {
         let (key, field) = place(id);
@@ -419,12 +426,42 @@ pub(super) fn expect_parts<'p>(
         let (key, field) = place(id);
         untouched.extend(session.get(&key, &field)?.is_none().then_some(*id));
     }
+    let mut known = Extents::new();
     let mut expected = Ok(());
     for of_tally in untouched.chunk_by(|a, b| a.tally == b.tally) {
-        let index = of(session, "tally_extents", of_tally[0].tally);
-        expected = session.expect_last(&index, of_tally.iter().map(|id| up_to(*id))).and(expected);
+        let ends = [of_tally.first(), of_tally.last()].into_iter().flatten();
+        expected = expect_extents(session, ends).and(expected);
+    }
+    expected?;
+    let mut expected = Ok(());
+    for of_tally in untouched.chunk_by(|a, b| a.tally == b.tally) {
+        for id in [of_tally.first(), of_tally.last()].into_iter().flatten() {
+            known.extend(extent(session, *id)?.map(|(added, of_events)| (id.tally, added, of_events)));
+        }
+        // Mostly all are of one addition, and then nothing else has to be read, be they ever so many.
+        let others = of_tally.iter().filter(|id| covering(&known, **id).is_none());
+        expected = expect_extents(session, others).and(expected);
+    }
+    expected.map(|()| known)
+}
+
+fn expect_extents<'p>(session: &Session<'_>, parts: impl Iterator<Item = &'p PartId>) -> Result<()> {
+    let mut expected = Ok(());
+    for id in parts {
+        let index = of(session, "tally_extents", id.tally);
+        expected = session.expect_last(&index, [up_to(*id)]).and(expected);
     }
     expected
+}
+
+/// The addition that a part belongs to, if it is known.
+fn covering(known: &Extents, id: PartId) -> Option<(Added, bool)> {
+    let has = |added: &Added| {
+        let first = added.first / PART;
+        (first..first + added.count.div_ceil(PART)).contains(&id.part)
+    };
+    let found = known.iter().rev().find(|(tally, added, _)| *tally == id.tally && has(added));
+    found.map(|(_, added, of_events)| (*added, *of_events))
 }
 
 /// Says that these tallies will be read.
@@ -447,7 +484,8 @@ fn up_to(id: PartId) -> (Vec<u8>, Vec<u8>) {
 /// One item as it is; `None` if it was never added.
 pub(super) fn item(session: &Session<'_>, item: TallyItem) -> Result<Option<ItemRow>> {
     let id = PartId { tally: item.tally, part: item.number / PART };
-    let (Some(part), Some((_, of_events))) = (part(session, id)?, extent(session, id)?) else {
+    let (Some(part), Some((_, of_events))) = (part(session, id, &Extents::new())?, extent(session, id)?)
+    else {
         return Ok(None);
     };
     Ok(ItemRow::of(item.number, &part, of_events))
