@@ -16,7 +16,7 @@ async fn an_emit_a_claim_and_a_settlement_take_a_trip_each() {
     let store = server.open().await.unwrap();
     let id = subscribe(&store, Ordering::None).await;
     // The first ones find out how things are, and bring the scripts.
-    for _ in 0..2 {
+    for _ in 0..3 {
         emit(&store, some(3)).await.unwrap();
         let claimed = claim(&store, id, 10).await.unwrap();
         done(&store, id, &claimed).await.unwrap();
@@ -39,7 +39,7 @@ async fn in_order_a_claim_takes_three_trips_and_a_settlement_one() {
     let server = Server::start();
     let store = server.open().await.unwrap();
     let id = subscribe(&store, Ordering::Key).await;
-    for _ in 0..2 {
+    for _ in 0..3 {
         emit(&store, events(3)).await.unwrap();
         let claimed = claim(&store, id, 10).await.unwrap();
         done(&store, id, &claimed).await.unwrap();

@@ -140,6 +140,35 @@ async fn a_replica_that_takes_over_after_a_crash_has_all_that_it_was_given() {
     assert!(ran.len() >= 102 && ran.contains(&last) && ran.contains(&after), "{}", ran.len());
 }
 
+/// Numbers of slices are drawn many at a time. A server that takes over may know nothing of the last ones, and gives them to others: of two
+/// parts of a chunk with the same number one was lost.
+#[tokio::test]
+async fn numbers_that_the_new_primary_knows_nothing_of_are_not_used() {
+    let (server, other) = (Server::start(), Server::start());
+    let name = Between::start(&server).await;
+    let first = RedisStore::open(name.url.parse().unwrap()).await.unwrap();
+    let id = subscribe(&first, Ordering::None).await;
+    emit(&first, (0..40).map(|_| Event::new("t", "x")).collect()).await.unwrap();
+    follow(&other, &server).await;
+    until_copied(&server, &other).await;
+    other.command(&["REPLICAOF", "NO", "ONE"]).await;
+    // Nothing of this reaches the other server.
+    let late = RedisStore::open(name.url.parse().unwrap()).await.unwrap();
+    for _ in 0..3 {
+        claim(&late, id, 1).await.unwrap();
+    }
+    follow(&server, &other).await;
+    name.lead_to(&other);
+    let new = other.open().await.unwrap();
+    let mut taken = BTreeSet::new();
+    for round in 0..40 {
+        let store = if round % 2 == 0 { &late } else { &new };
+        let claimed = claim(store, id, 1).await.unwrap();
+        taken.extend(claimed.slices.iter().flat_map(|slice| &slice.events).map(|event| event.event.id));
+        assert_eq!(taken.len(), round + 1);
+    }
+}
+
 #[tokio::test]
 async fn connections_that_an_operator_ends_come_back() {
     let server = Server::start();

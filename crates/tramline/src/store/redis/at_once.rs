@@ -203,7 +203,7 @@ impl RedisStore {
                 }
                 Ok(Some(emitted))
             }
-            Ok(Ended::Changed | Ended::Wait) => {
+            Ok(Ended::Changed | Ended::Wait | Ended::Refused(_)) => {
                 ahead.was_wrong();
                 Ok(None)
             }
@@ -246,7 +246,7 @@ impl RedisStore {
                 self.at_once.remember_lanes(lanes);
                 Ok(Some(settled))
             }
-            Ended::Changed | Ended::Wait => Ok(None),
+            Ended::Changed | Ended::Wait | Ended::Refused(_) => Ok(None),
         }
     }
 

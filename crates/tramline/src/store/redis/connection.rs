@@ -6,15 +6,16 @@ use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
 use redis::{Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a connection may take, and an answer.
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(10);
-/// How often something that was certainly not done is tried again, and how long the first pause is.
-const TRIES: u32 = 6;
-const PAUSE: Duration = Duration::from_millis(20);
+/// How often a command is tried, and how long the first pause is.
+pub(super) const TRIES: u32 = 6;
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -68,28 +69,34 @@ impl Connection {
         }
     }
 
-    /// One command. What was certainly not done is tried again, and with `again` also what may have been.
-    pub(super) async fn send(&self, command: &Cmd, again: bool) -> RedisResult<Value> {
+    /// One command that may be repeated. It is, with pauses, while the server cannot serve.
+    pub(super) async fn send(&self, command: &Cmd, breaks: &AtomicU64) -> RedisResult<Value> {
         let mut pause = PAUSE;
         for _ in 1..TRIES {
-            match self.send_once(command).await {
-                Err(error) if was_not_done(&error) || (again && was_lost(&error)) => {
+            match self.send_once(command, breaks).await {
+                Err(error) if was_not_done(&error) || was_lost(&error) => {
                     tokio::time::sleep(pause).await;
                     pause *= 2;
                 }
                 answer => return answer,
             }
         }
-        self.send_once(command).await
+        self.send_once(command, breaks).await
     }
 
-    async fn send_once(&self, command: &Cmd) -> RedisResult<Value> {
-        match self {
+    /// One command, once. Counts errors: after one, it may be another server.
+    pub(super) async fn send_once(&self, command: &Cmd, breaks: &AtomicU64) -> RedisResult<Value> {
+        let answer = match self {
             Connection::Server(server) => server.send(command).await,
             Connection::Cluster(cluster) => {
-                cluster.clone().req_packed_command(command).await?.extract_error()
+                let answer = cluster.clone().req_packed_command(command).await;
+                answer.and_then(Value::extract_error)
             }
+        };
+        if answer.is_err() {
+            breaks.fetch_add(1, SeqCst);
         }
+        answer
     }
 }
 
@@ -123,7 +130,7 @@ impl Server {
 }
 
 /// True if the server said that it did nothing: the slot is elsewhere, or it cannot serve just now.
-fn was_not_done(error: &RedisError) -> bool {
+pub(super) fn was_not_done(error: &RedisError) -> bool {
     use ServerErrorKind::*;
     let refused = [Moved, Ask, TryAgain, ClusterDown, MasterDown, ReadOnly, BusyLoading];
     matches!(error.kind(), ErrorKind::Server(kind) if refused.contains(&kind))

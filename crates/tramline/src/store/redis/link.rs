@@ -1,12 +1,13 @@
 //! The scripts, and what the errors of the server mean.
 
-use super::connection::{Connection, code};
+use super::connection::{Connection, code, was_not_done};
 use super::options::RedisOptions;
 use super::session::is_checked;
 use crate::error::{Error, Kind, Result};
 use crate::model::time::Time;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// How many fields of a hash are read together: a head may carry a state of any size.
 const FIELDS: usize = 64;
@@ -25,6 +26,8 @@ struct Script {
 pub(super) struct Link {
     connection: Connection,
     scripts: Arc<Scripts>,
+    /// How often something went wrong: what a server said before may be unknown to the one that answers now.
+    breaks: Arc<AtomicU64>,
 }
 
 struct Scripts {
@@ -41,7 +44,7 @@ impl std::fmt::Debug for Link {
 }
 
 /// How the writing of a step ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Ended {
     /// It is written, and this is the time.
     Done(Micros),
@@ -49,6 +52,14 @@ pub(super) enum Ended {
     Changed,
     /// It is somebody else's turn.
     Wait,
+    /// The server did nothing: it is another one by now, or cannot serve.
+    Refused(Error),
+}
+
+/// What became of a call that must not be repeated as it is.
+enum Sent {
+    Answered(Value),
+    Refused(Error),
 }
 
 /// A time of the server.
@@ -93,17 +104,22 @@ impl Link {
             claim: Script::new(include_str!("scripts/claim.lua")),
             small: Script::new(include_str!("scripts/small.lua")),
         };
-        Ok(Link { connection, scripts: Arc::new(scripts) })
+        Ok(Link { connection, scripts: Arc::new(scripts), breaks: Arc::default() })
+    }
+
+    /// Grows when something goes wrong.
+    pub(super) fn breaks(&self) -> Arc<AtomicU64> {
+        self.breaks.clone()
     }
 
     /// Reads at one moment. What only reads may be repeated.
     pub(super) async fn read(&self, key: &[u8], commands: &[Command]) -> Result<Moment> {
         let mut call = self.scripts.read.call(&[key]);
-        let groups = || commands.chunk_by(|a, b| of_one_hash(a, b)).flat_map(|group| group.chunks(FIELDS));
+        let groups = || commands.chunk_by(of_one_hash).flat_map(|group| group.chunks(FIELDS));
         for group in groups() {
             add_together(&mut call, group.iter());
         }
-        let Value::Array(answer) = self.run(&self.scripts.read, &call, true).await? else {
+        let Value::Array(answer) = self.repeatable(&self.scripts.read, &call).await? else {
             return Err(strange());
         };
         let mut answer = answer.into_iter();
@@ -145,7 +161,13 @@ impl Link {
             }
         }
         commit.writes.iter().for_each(|command| add(&mut call, command));
-        match self.run(&self.scripts.commit, &call, false).await? {
+        let mut nothing = self.scripts.commit.call(&[commit.turn, commit.meta]);
+        nothing.arg("").arg(self.connection.kind()).arg("").arg(0);
+        let answer = match self.once(&self.scripts.commit, &call, &nothing).await? {
+            Sent::Answered(answer) => answer,
+            Sent::Refused(error) => return Ok(Ended::Refused(error)),
+        };
+        match answer {
             Value::Array(time) => {
                 let mut time = time.into_iter();
                 Ok(Ended::Done(micros(time.next(), time.next())?))
@@ -164,8 +186,11 @@ impl Link {
         for word in words {
             call.arg(word.as_slice());
         }
-        match self.run(&self.scripts.claim, &call, false).await? {
-            Value::Array(answer) => Ok(Some(answer)),
+        // No catalogue has this version, so it gives up at once.
+        let mut nothing = self.scripts.claim.call(&[turn]);
+        nothing.arg(words.first().map(Vec::as_slice).unwrap_or_default()).arg("");
+        match self.once(&self.scripts.claim, &call, &nothing).await? {
+            Sent::Answered(Value::Array(answer)) => Ok(Some(answer)),
             _ => Ok(None),
         }
     }
@@ -176,24 +201,40 @@ impl Link {
         for word in words {
             call.arg(word.as_slice());
         }
-        self.run(&self.scripts.small, &call, true).await
+        self.repeatable(&self.scripts.small, &call).await
     }
 
-    async fn run(&self, script: &Script, call: &Cmd, again: bool) -> Result<Value> {
-        match self.send(call, again).await {
-            // The server was started anew, or is another one now, or somebody flushed its scripts. Sent with its text, it goes to the
-            // node that has the key; `SCRIPT LOAD` would ask all of them.
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                Ok(self.send(&script.in_full(call), again).await?)
-            }
+    async fn repeatable(&self, script: &Script, call: &Cmd) -> Result<Value> {
+        match self.send(call).await {
+            Err(error) if is_unknown(&error) => Ok(self.send(&script.in_full(call)).await?),
             answer => Ok(answer?),
         }
     }
 
-    /// One command. What was certainly not done is tried again, and with `again` also what may have been.
-    pub(super) async fn send(&self, command: &Cmd, again: bool) -> redis::RedisResult<Value> {
-        self.connection.send(command, again).await
+    /// A call that must not be repeated as it is: it may rest on what another server has said, such as numbers that are new only there.
+    /// `nothing` is a call that does nothing.
+    async fn once(&self, script: &Script, call: &Cmd, nothing: &Cmd) -> Result<Sent> {
+        match self.connection.send_once(call, &self.breaks).await {
+            Ok(answer) => Ok(Sent::Answered(answer)),
+            Err(error) if is_unknown(&error) => {
+                self.send(&script.in_full(nothing)).await?;
+                Ok(Sent::Refused(error.into()))
+            }
+            Err(error) if was_not_done(&error) => Ok(Sent::Refused(error.into())),
+            Err(error) => Err(error.into()),
+        }
     }
+
+    /// One command that may be repeated.
+    pub(super) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
+        self.connection.send(command, &self.breaks).await
+    }
+}
+
+/// The server was started anew, or is another one now, or somebody flushed its scripts. Sent with its text, a script goes to the node
+/// that has the key; `SCRIPT LOAD` would ask all of them.
+fn is_unknown(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
 impl Script {

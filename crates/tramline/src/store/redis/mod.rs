@@ -95,11 +95,12 @@ impl RedisStore {
     pub async fn open(options: RedisOptions) -> Result<RedisStore> {
         let link = Link::open(&options).await?;
         opening::check(&link, options.cluster).await?;
+        let numbers = Numbers::new(link.breaks());
         let store = RedisStore {
             link,
             options,
             cache: CatalogCache::default(),
-            numbers: Numbers::default(),
+            numbers,
             round: Round::default(),
             at_once: AtOnce::default(),
             incarnation: Incarnation::random(),

@@ -27,6 +27,8 @@ use std::sync::Arc;
 const ROUNDS: u32 = 8;
 /// How many entries of the index are read of a lane at a time: where lanes are many, each has to give little.
 const PAGE: usize = 32;
+/// From where to where in the index.
+type Span = (Vec<u8>, Vec<u8>);
 /// How many slices a claim takes, about: a script has to end soon.
 const MOST: usize = 300;
 
@@ -43,7 +45,7 @@ pub(super) fn claim(
     let (chosen, cut_short) = session.loosely(|| oldest_work(session, claim))?;
     expect_work(session, id, &chosen)?;
     let unparking = unpark::go_on(session, id)?;
-    if cut_short || !unparking.is_empty() {
+    if !unparking.is_empty() {
         raw.next_due = Some(session.now);
     }
     for work in chosen.into_iter().filter(|work| !unparking.contains(&work.lane.lane)) {
@@ -72,6 +74,10 @@ pub(super) fn claim(
         if done {
             return Ok(());
         }
+    }
+    // Where nothing was taken, it is not because there was too much.
+    if cut_short && !raw.slices.is_empty() {
+        raw.next_due = Some(session.now);
     }
     if !taker.is_full() {
         let next = session.loosely(|| next_due(session, id))?;
@@ -266,8 +272,9 @@ fn in_step(
         let ready = ready_entries(session, id, lane.lane, quota)?;
         work.push(Work { lane: lane.clone(), ready, urgent: *urgent });
     }
-    let ready = work.iter().flat_map(|work| &work.ready).filter(|entry| entry.due_at <= session.now);
-    let mut chunks: Vec<(ChunkId, u32)> = ready.map(|entry| (entry.chunk, entry.events)).collect();
+    let due = |entry: &Entry| if entry.due_at <= session.now { entry.events } else { 0 };
+    let ready = work.iter().flat_map(|work| &work.ready);
+    let mut chunks: Vec<(ChunkId, u32)> = ready.map(|entry| (entry.chunk, due(entry))).collect();
     chunks.sort_unstable();
     let mut events = 0;
     let last = chunks.into_iter().enumerate().find(|(at, (_, count))| {
@@ -356,7 +363,7 @@ pub(super) fn expect_lanes(session: &Session<'_>, id: SubscriptionId) -> Result<
 }
 
 /// What a claim looks at in a lane: its first ready slices, and whether others wait.
-fn probes_of(lane: LaneId, ready: (Vec<u8>, Vec<u8>)) -> [((Vec<u8>, Vec<u8>), usize); 3] {
+fn probes_of(lane: LaneId, ready: Span) -> [(Span, usize); 3] {
     let first = |state: State| (Tuple::new().with(&[state as i64, lane.0]).all(), 1);
     [(ready, PAGE), first(State::Waiting), first(State::Suspect)]
 }
@@ -419,7 +426,8 @@ fn ready_entries(session: &Session<'_>, id: SubscriptionId, lane: LaneId, events
         let page = entries(session, id, (from.clone(), to.clone()), PAGE)?;
         let is_last = page.len() < PAGE;
         for entry in page {
-            if count >= events && found.last().is_some_and(|last| last.chunk != entry.chunk) {
+            let enough = count >= events || found.len() >= MOST;
+            if enough && found.last().is_some_and(|last| last.chunk != entry.chunk) {
                 return Ok(found);
             }
             count += entry.events;

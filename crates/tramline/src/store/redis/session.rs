@@ -18,6 +18,7 @@ use crate::store::tally::Ended;
 use redis::Value;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What was read so far: replies, and what they are known by when the server checks whether they still hold.
@@ -44,23 +45,47 @@ pub(super) struct Session<'a> {
     drops: RefCell<Drops>,
 }
 
-/// Numbers that nobody else has: the next one, and how many are left.
+/// Numbers that nobody else has.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    drawn: Mutex<Drawn>,
+    /// Grows when something goes wrong.
+    breaks: Arc<AtomicU64>,
+}
+
+/// The next number, how many are left, and when they were drawn.
 #[derive(Debug, Default)]
-pub(super) struct Numbers(Mutex<(i64, i64)>);
+struct Drawn {
+    next: i64,
+    left: i64,
+    breaks: u64,
+}
 
 impl Numbers {
-    /// Takes some, and gives the first.
-    pub(super) fn take(&self, count: i64) -> Option<i64> {
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, left) = *numbers;
-        (left >= count).then(|| {
-            *numbers = (next + count, left - count);
-            next
-        })
+    pub(super) fn new(breaks: Arc<AtomicU64>) -> Numbers {
+        Numbers { drawn: Mutex::default(), breaks }
     }
 
-    pub(super) fn fill(&self, first: i64, count: i64) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (first, count);
+    pub(super) fn breaks(&self) -> u64 {
+        self.breaks.load(SeqCst)
+    }
+
+    /// Takes some, and gives the first. None of before something went wrong: a server that has taken over may not know that they were
+    /// drawn, and give them to somebody else.
+    pub(super) fn take(&self, count: i64) -> Option<i64> {
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        if drawn.breaks != self.breaks() || drawn.left < count {
+            return None;
+        }
+        let first = drawn.next;
+        drawn.next += count;
+        drawn.left -= count;
+        Some(first)
+    }
+
+    /// Keeps what was drawn when so much had gone wrong.
+    pub(super) fn fill(&self, next: i64, left: i64, breaks: u64) {
+        *self.drawn.lock().unwrap_or_else(PoisonError::into_inner) = Drawn { next, left, breaks };
     }
 }
 

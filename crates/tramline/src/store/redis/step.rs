@@ -1,9 +1,9 @@
 //! How a step is run: read, decide, write if nothing has changed meanwhile, else begin anew.
 
 use super::RedisStore;
-use super::catalog;
 use super::link::{Command, Commit, Ended, Link, Micros};
 use super::session::{Draws, Seen, Session, Writes, hget, is_checked, key};
+use super::{catalog, connection};
 use crate::error::{Error, Result};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
@@ -32,6 +32,7 @@ enum Tried<T> {
     Over(Result<T>),
     Changed,
     Wait,
+    Refused(Error),
 }
 
 /// What a step is allowed.
@@ -70,7 +71,7 @@ impl RedisStore {
         when_full: bool,
         step: impl Fn(&Session<'_>) -> Result<T>,
     ) -> Result<T> {
-        let (mut overtaken, mut waited) = (0, 0);
+        let (mut overtaken, mut waited, mut refused) = (0, 0, 0);
         let name = format!("{:x}-{:x}", self.incarnation.0, getrandom::u32().unwrap_or(0));
         let kind = if when_full { Step::Write(name.as_bytes()) } else { Step::Add(name.as_bytes()) };
         let mut turn = Turn {
@@ -90,6 +91,13 @@ impl RedisStore {
                 Tried::Wait => {
                     waited += 1;
                     tokio::time::sleep(PAUSE).await;
+                }
+                Tried::Refused(error) => {
+                    refused += 1;
+                    if refused == connection::TRIES {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(connection::PAUSE * 2_u32.pow(refused - 1)).await;
                 }
             }
             // Again and again: a turn may have ended meanwhile.
@@ -111,7 +119,7 @@ impl RedisStore {
     ) -> Result<T> {
         match self.attempt(now, &step, Step::Read).await? {
             Tried::Over(result) => result,
-            Tried::Changed | Tried::Wait => {
+            Tried::Changed | Tried::Wait | Tried::Refused(_) => {
                 Err(Error::unavailable("a look at Redis was refused", "try again"))
             }
         }
@@ -157,6 +165,7 @@ impl RedisStore {
                 }
                 Ended::Changed => Tried::Changed,
                 Ended::Wait => Tried::Wait,
+                Ended::Refused(error) => Tried::Refused(error),
             });
         }
         Err(Error::unavailable("a step in Redis never came to its end", "report this"))
@@ -259,10 +268,11 @@ impl RedisStore {
     pub(super) async fn draw_numbers(&self, wanted: i64) -> Result<()> {
         let count = wanted + NUMBERS;
         let words = [b"INCRBY".to_vec(), self.key("slices"), count.to_string().into_bytes()];
+        let breaks = self.numbers.breaks();
         let Value::Int(last) = self.link.small(&self.key("meta"), &words).await? else {
             return Err(Error::unavailable("Redis gave no number", "see the server's log"));
         };
-        self.numbers.fill(last - count + 1, count);
+        self.numbers.fill(last - count + 1, count, breaks);
         Ok(())
     }
 }
