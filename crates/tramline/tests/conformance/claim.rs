@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 
-conformance_and_cluster![
+conformance![
     an_empty_queue_gives_nothing,
     a_claim_gives_no_more_than_was_asked_for,
     a_claim_for_a_few_leaves_the_rest_of_the_chunk_to_others,

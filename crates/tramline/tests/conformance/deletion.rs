@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 
-conformance_and_cluster![
+conformance![
     a_large_topic_is_deleted_at_once_and_removed_in_steps,
     a_topic_of_the_same_name_is_not_touched_by_the_removal_of_the_old_one,
     a_large_subscription_is_deleted_at_once_and_removed_in_steps,

@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 
-conformance_and_cluster![
+conformance![
     an_event_is_claimed_as_it_was_emitted,
     an_event_is_found_as_it_was_emitted,
     ids_ascend_within_a_topic,

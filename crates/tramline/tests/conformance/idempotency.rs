@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 
-conformance_and_cluster![
+conformance![
     the_same_key_gives_the_first_receipt,
     the_same_key_with_another_body_is_a_conflict,
     whatever_matters_of_an_event_is_compared,

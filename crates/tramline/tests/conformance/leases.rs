@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 
-conformance_and_cluster![
+conformance![
     a_lease_keeps_others_away_until_it_ends,
     an_expired_lease_is_due_again,
     an_extended_lease_lasts_longer,

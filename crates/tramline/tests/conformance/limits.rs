@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tramline::{Limits, Rate};
 
-conformance_and_cluster![
+conformance![
     no_more_is_under_way_than_the_limit_says,
     a_settled_event_frees_its_slot,
     a_failure_and_a_release_free_their_slots,

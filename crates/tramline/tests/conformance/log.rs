@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 
-conformance_and_cluster![
+conformance![
     the_log_has_every_event_of_its_topic_in_order,
     the_log_is_read_page_by_page,
     a_reader_goes_on_where_it_stopped,

@@ -13,6 +13,7 @@ macro_rules! conformance {
         conformance!(@store postgres, Postgres, $($test,)*);
         conformance!(@store mysql, Mysql, $($test,)*);
         conformance!(@store redis, Redis, $($test,)*);
+        conformance!(@store redis_cluster, RedisCluster, $($test,)*);
     };
     (@store $store:ident, $place:ident, $($test:ident,)*) => {
         mod $store {
@@ -26,15 +27,6 @@ macro_rules! conformance {
                 }
             )*
         }
-    };
-}
-
-/// The same, and on a Redis Cluster too. There a store is in one slot, and its steps are those of a single server, so that not every area is
-/// repeated: those of the hot paths, of races, and of what spans topics, subscriptions and tallies are.
-macro_rules! conformance_and_cluster {
-    ($($test:ident,)*) => {
-        conformance!($($test,)*);
-        conformance!(@store redis_cluster, RedisCluster, $($test,)*);
     };
 }
 

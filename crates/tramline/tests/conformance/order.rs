@@ -3,7 +3,7 @@
 use crate::bed::*;
 use std::collections::BTreeMap;
 
-conformance_and_cluster![
+conformance![
     an_event_names_the_preceding_event_of_its_key,
     keys_of_different_topics_are_different_objects,
     the_head_of_a_key_is_its_last_event,

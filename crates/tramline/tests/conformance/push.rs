@@ -4,7 +4,7 @@ use crate::bed::*;
 use std::time::Duration;
 use tramline::model::health::{Attempt, Verdict};
 
-conformance_and_cluster![
+conformance![
     what_gathers_is_counted_since_its_first_event,
     what_is_not_due_does_not_gather_and_says_when,
     what_was_tried_or_replayed_has_gathered_already,

@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::task::Poll;
 use tramline::Filter;
 
-conformance_and_cluster![
+conformance![
     a_due_schedule_emits_its_event_like_every_emit,
     nothing_is_emitted_before_its_time,
     missed_runs_follow_the_policy,

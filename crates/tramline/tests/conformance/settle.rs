@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 
-conformance_and_cluster![
+conformance![
     a_done_event_never_runs_again,
     what_is_not_settled_stays_leased,
     a_failed_event_runs_again_after_the_delay_of_the_policy,

@@ -4,7 +4,7 @@ use crate::bed::*;
 use crate::tally_news::{kinds, told};
 use std::sync::Arc;
 
-conformance_and_cluster![
+conformance![
     an_event_in_a_tally_is_an_item_that_ends_with_it,
     events_of_many_chunks_and_units_are_items,
     an_event_knows_its_item,

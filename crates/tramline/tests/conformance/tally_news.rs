@@ -3,7 +3,7 @@
 use crate::bed::*;
 use std::sync::Arc;
 
-conformance_and_cluster![
+conformance![
     a_completion_emits_one_event_with_the_counts,
     the_first_failure_emits_one_event,
     an_expiry_emits_one_event,

@@ -4,7 +4,7 @@ use crate::bed::*;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-conformance_and_cluster![
+conformance![
     a_thousand_races_of_acks_and_seals_tell_exactly_one_call_each,
     random_steps_with_crashes_between_them_complete_exactly_once,
     workers_that_settle_while_a_tally_is_sealed_complete_it_once,

@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 
-conformance_and_cluster![
+conformance![
     a_settle_that_puts_a_later_event_before_a_failed_one_is_refused,
     a_refused_settle_changes_nothing,
     a_replay_is_settled_beside_a_failed_event_of_its_key,

@@ -4,7 +4,7 @@ use crate::bed::*;
 use std::collections::BTreeSet;
 use tramline::{Emitted, Unique};
 
-conformance_and_cluster![
+conformance![
     a_second_event_with_a_pending_unique_key_is_a_duplicate,
     a_duplicate_is_stored_nowhere,
     another_unique_key_or_topic_is_no_duplicate,

@@ -1,6 +1,6 @@
 //! What a process knows of its own steps saves it trips, and never makes it overlook those of others.
 
-use crate::bed::{Server, claim, done, emit, subscribe};
+use crate::bed::{Server, claim, done, emit, events, subscribe};
 use std::collections::BTreeSet;
 use tramline::Event;
 use tramline::model::subscription::Ordering;
@@ -16,7 +16,7 @@ async fn an_emit_a_claim_and_a_settlement_take_a_trip_each() {
     let store = server.open().await.unwrap();
     let id = subscribe(&store, Ordering::None).await;
     // The first ones find out how things are, and bring the scripts.
-    for _ in 0..2 {
+    for _ in 0..3 {
         emit(&store, some(3)).await.unwrap();
         let claimed = claim(&store, id, 10).await.unwrap();
         done(&store, id, &claimed).await.unwrap();
@@ -30,6 +30,30 @@ async fn an_emit_a_claim_and_a_settlement_take_a_trip_each() {
         assert!(settled.accepted.iter().flatten().all(|accepted| *accepted));
     }
     assert_eq!(server.trips().await - before, 30);
+    assert_eq!(store.stats(id, None).await.unwrap().counts.pending(), 0);
+}
+
+/// Where there is order, a claim has to look at its lanes first: it was six trips, and a settlement two.
+#[tokio::test]
+async fn in_order_a_claim_takes_three_trips_and_a_settlement_one() {
+    let server = Server::start();
+    let store = server.open().await.unwrap();
+    let id = subscribe(&store, Ordering::Key).await;
+    for _ in 0..3 {
+        emit(&store, events(3)).await.unwrap();
+        let claimed = claim(&store, id, 10).await.unwrap();
+        done(&store, id, &claimed).await.unwrap();
+    }
+    for _ in 0..10 {
+        emit(&store, events(100)).await.unwrap();
+        let before = server.trips().await;
+        let claimed = claim(&store, id, 100).await.unwrap();
+        assert_eq!(claimed.slices.iter().map(|slice| slice.events.len()).sum::<usize>(), 100);
+        assert_eq!(server.trips().await - before, 3);
+        let settled = done(&store, id, &claimed).await.unwrap();
+        assert!(settled.accepted.iter().flatten().all(|accepted| *accepted));
+        assert_eq!(server.trips().await - before, 4);
+    }
     assert_eq!(store.stats(id, None).await.unwrap().counts.pending(), 0);
 }
 

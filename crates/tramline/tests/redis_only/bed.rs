@@ -8,6 +8,7 @@ use tramline::model::id::{Incarnation, SubscriptionId};
 use tramline::model::lane::{Known, Share};
 use tramline::model::outcome::Outcome;
 use tramline::model::subscription::{Ordering, Policy, Start};
+use tramline::model::time::Time;
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
 use tramline::store::verbs::{
@@ -38,9 +39,23 @@ impl Server {
 
     /// Kills it, and starts it again on what it has written.
     pub(crate) fn restart(&mut self) {
+        self.kill();
+        self.process = run(self.port, &self.directory, &self.settings);
+    }
+
+    /// The same, but it takes its time to read that, and refuses everybody meanwhile.
+    pub(crate) fn restart_slowly(&mut self, delay_per_command: Duration) {
+        self.kill();
+        let delay = delay_per_command.as_micros().to_string();
+        let slow = ["--key-load-delay", &delay, "--loading-process-events-interval-bytes", "1024"];
+        let settings: Vec<String> = self.settings.iter().cloned().chain(slow.map(str::to_owned)).collect();
+        self.process = spawn(self.port, &self.directory, &settings);
+        wait_until("the server is reached", || ping(self.port) != Ping::Nobody);
+    }
+
+    pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        self.process = run(self.port, &self.directory, &self.settings);
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -57,9 +72,13 @@ impl Server {
 
     /// A command of this test's own.
     pub(crate) async fn command(&self, words: &[&str]) -> redis::Value {
-        let client = redis::Client::open(self.url()).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-        redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await.unwrap()
+        self.try_command(words).await.unwrap()
+    }
+
+    pub(crate) async fn try_command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
+        let client = redis::Client::open(self.url())?;
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
     }
 
     /// How often scripts were called so far: that is how often somebody waited for the server.
@@ -101,28 +120,46 @@ pub(crate) fn free_port() -> u16 {
 }
 
 fn run(port: u16, directory: &TempDir, settings: &[String]) -> Child {
-    let process = Command::new("redis-server")
+    let process = spawn(port, directory, settings);
+    // It has read what it has written before.
+    wait_until("the server starts", || ping(port) == Ping::Ready);
+    process
+}
+
+fn spawn(port: u16, directory: &TempDir, settings: &[String]) -> Child {
+    Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"])
         .args(["--dir", directory.path().to_str().unwrap()])
         .args(settings)
         .stdout(Stdio::null())
         .spawn()
-        .expect("redis-server is installed by ./test");
-    let start = Instant::now();
-    while !answers(port) {
-        assert!(start.elapsed() < Duration::from_secs(20), "the server does not start");
-        std::thread::yield_now();
-    }
-    process
+        .expect("redis-server is installed by ./test")
 }
 
-/// True once it has read what it has written before.
-fn answers(port: u16) -> bool {
-    let ping = || {
-        let mut connection = redis::Client::open(format!("redis://127.0.0.1:{port}"))?.get_connection()?;
-        redis::cmd("PING").query::<String>(&mut connection)
-    };
-    ping().is_ok()
+#[derive(PartialEq, Eq)]
+enum Ping {
+    Nobody,
+    Loading,
+    Ready,
+}
+
+fn ping(port: u16) -> Ping {
+    let connect = || redis::Client::open(format!("redis://127.0.0.1:{port}"))?.get_connection();
+    let answer = connect().and_then(|mut connection| redis::cmd("PING").query::<String>(&mut connection));
+    match answer {
+        Ok(_) => Ping::Ready,
+        Err(error) if error.code() == Some("LOADING") => Ping::Loading,
+        Err(_) => Ping::Nobody,
+    }
+}
+
+/// Asking is all that can be done from outside.
+pub(crate) fn wait_until(what: &str, reached: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !reached() {
+        assert!(start.elapsed() < Duration::from_secs(20), "never came true: {what}");
+        std::thread::yield_now();
+    }
 }
 
 pub(crate) async fn subscribe(store: &RedisStore, ordering: Ordering) -> SubscriptionId {
@@ -146,6 +183,15 @@ pub(crate) async fn claim(
     subscription: SubscriptionId,
     max_events: u32,
 ) -> Result<Claimed> {
+    claim_at(store, subscription, max_events, None).await
+}
+
+pub(crate) async fn claim_at(
+    store: &RedisStore,
+    subscription: SubscriptionId,
+    max_events: u32,
+    now: Option<Time>,
+) -> Result<Claimed> {
     let claim = Claim {
         subscription,
         owner: Incarnation::random(),
@@ -156,7 +202,7 @@ pub(crate) async fn claim(
         share: Share::ALL,
         known: Known::All,
         single: false,
-        now: None,
+        now,
     };
     store.claim(claim).await
 }

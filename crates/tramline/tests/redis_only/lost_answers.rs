@@ -1,59 +1,12 @@
 //! Answers that are lost on their way: what was asked for may have been done.
 
 use crate::bed::{Server, emit};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use crate::between::Between;
+use std::sync::atomic::Ordering::SeqCst;
 use tramline::Event;
 use tramline::error::Kind;
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
-
-/// Passes everything on, until it is told which of the next answers to lose: that connection ends instead.
-struct Between {
-    url: String,
-    lose: Arc<AtomicUsize>,
-}
-
-impl Between {
-    async fn start(server: &Server) -> Between {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("redis://{}", listener.local_addr().unwrap());
-        let (lose, port) = (Arc::new(AtomicUsize::new(0)), server.port());
-        tokio::spawn({
-            let lose = lose.clone();
-            async move {
-                while let Ok((client, _)) = listener.accept().await {
-                    let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-                    tokio::spawn(pass_on(client, server, lose.clone()));
-                }
-            }
-        });
-        Between { url, lose }
-    }
-}
-
-async fn pass_on(client: TcpStream, server: TcpStream, lose: Arc<AtomicUsize>) {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = server.into_split();
-    let asking = async { tokio::io::copy(&mut from_client, &mut to_server).await.map(|_| ()) };
-    let answering = async {
-        let mut buffer = vec![0; 64 << 10];
-        loop {
-            let read = from_server.read(&mut buffer).await?;
-            let counted = lose.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
-            if read == 0 || counted == Ok(1) {
-                return Ok::<(), std::io::Error>(());
-            }
-            to_client.write_all(&buffer[..read]).await?;
-        }
-    };
-    tokio::select! {
-        _ = asking => {}
-        _ = answering => {}
-    }
-}
 
 async fn opened(server: &Server) -> (RedisStore, Between) {
     let between = Between::start(server).await;

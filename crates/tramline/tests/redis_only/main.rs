@@ -10,13 +10,17 @@
 
 mod at_once;
 mod bed;
+mod between;
 mod cleaning;
 mod cluster;
 mod crowd;
+mod fail_over;
 mod lost_answers;
 mod memory;
 mod opening;
+mod recount;
 mod server;
 mod stalls;
 mod tls;
 mod turns;
+mod unpark;

@@ -1,16 +1,25 @@
 //! While a script runs, everybody else waits: none may take long, however much there is.
 
-use crate::bed::{Server, claim, done, emit, events, subscribe};
+use crate::bed::{Server, claim, claim_at, done, emit, events, subscribe};
 use redis::Value;
 use std::time::Duration;
+use tramline::Event;
+use tramline::model::id::SubscriptionId;
+use tramline::model::outcome::Outcome;
 use tramline::model::subscription::Ordering;
+use tramline::model::tally::{Ack, Ending, Items, NewTally};
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
-use tramline::store::verbs::Sweep;
+use tramline::store::verbs::{Settle, SettleSlice, Sweep};
+use tramline::store::verbs_tally::{AckItems, AddItems, NameTally, OpenTally, SealTally, SweepTallies};
 
 const EVENTS: usize = 1_000_000;
 const BATCH: usize = 1_000;
 const LONGEST: i64 = 5_000;
+
+fn slow_log() -> Server {
+    Server::start_with(&["--slowlog-log-slower-than", "500", "--slowlog-max-len", "100000"])
+}
 
 /// What took the server longest since it was asked before, in microseconds.
 async fn longest(server: &Server, doing: &str) -> i64 {
@@ -24,7 +33,8 @@ async fn longest(server: &Server, doing: &str) -> i64 {
         _ => 0,
     };
     let longest = slow.iter().map(micros).max().unwrap_or(0);
-    println!("{doing}: {longest} us at most, {} above 500", slow.len());
+    let over = slow.iter().filter(|entry| micros(entry) > LONGEST).count();
+    println!("{doing}: {longest} us at most, {} above 500, {over} above {LONGEST}", slow.len());
     longest
 }
 
@@ -40,7 +50,7 @@ async fn sweep_all(store: &RedisStore, later: Duration, dead_after: Option<Durat
 #[tokio::test]
 #[ignore = "a million events: measured on demand, on a machine that does nothing else"]
 async fn nothing_takes_the_server_five_milliseconds() {
-    let server = Server::start_with(&["--slowlog-log-slower-than", "500", "--slowlog-max-len", "100000"]);
+    let server = slow_log();
     let store = server.open().await.unwrap();
     let id = subscribe(&store, Ordering::None).await;
     for _ in 0..EVENTS / BATCH {
@@ -66,5 +76,120 @@ async fn nothing_takes_the_server_five_milliseconds() {
     store.delete_topic("t").await.unwrap();
     sweep_all(&store, Duration::ZERO, None).await;
     figures.push(longest(&server, "a deleted topic").await);
+    assert!(figures.iter().all(|longest| *longest < LONGEST), "{figures:?}");
+}
+
+const MANY: u32 = 4_096;
+
+async fn work_off(store: &RedisStore, id: SubscriptionId) {
+    loop {
+        let claimed = claim(store, id, MANY).await.unwrap();
+        if claimed.slices.is_empty() && claimed.next_due.is_none() {
+            return;
+        }
+        done(store, id, &claimed).await.unwrap();
+    }
+}
+
+async fn emit_singles(store: &RedisStore, count: usize, event: impl Fn(usize) -> Event) {
+    for number in 0..count {
+        emit(store, vec![event(number)]).await.unwrap();
+    }
+}
+
+/// A key with much behind it.
+async fn park(server: &Server, store: &RedisStore, id: SubscriptionId) -> [i64; 2] {
+    let same = |_: usize| Event::new("t", "x").key("same");
+    emit_singles(store, 1, same).await;
+    let now = store.now().await.unwrap();
+    let claimed = claim_at(store, id, 1, Some(now)).await.unwrap();
+    let slice = &claimed.slices[0];
+    let outcomes = vec![(slice.events[0].event.id.index(), Outcome::retry("not yet"))];
+    let results = vec![SettleSlice { lease: slice.lease, outcomes }];
+    store.settle(Settle { subscription: id, results, worker: None, now: Some(now) }).await.unwrap();
+    emit_singles(store, 5_000, same).await;
+    while claim_at(store, id, MANY, Some(now)).await.unwrap().next_due == Some(now) {}
+    let aside = longest(server, "setting aside what waits for its key").await;
+    let later = now.after(Duration::from_secs(600));
+    loop {
+        let claimed = claim_at(store, id, MANY, Some(later)).await.unwrap();
+        if claimed.slices.is_empty() && claimed.next_due != Some(later) {
+            break;
+        }
+        done(store, id, &claimed).await.unwrap();
+    }
+    [aside, longest(server, "bringing it back").await]
+}
+
+/// Every event in a chunk of its own, many keys in one emit, a key with much behind it, lanes that are taken over.
+async fn awkward(server: &Server, ordering: Ordering) -> Vec<i64> {
+    let store = server.open().await.unwrap();
+    let id = subscribe(&store, ordering).await;
+    let keyed = |number: usize| Event::new("t", "x").key(format!("key-{number}"));
+    emit_singles(&store, 6_000, keyed).await;
+    let mut figures = vec![longest(server, "emitting one by one").await];
+    work_off(&store, id).await;
+    figures.push(longest(server, "working off what came one by one").await);
+    for _ in 0..40 {
+        emit(&store, (0..BATCH).map(keyed).collect()).await.unwrap();
+    }
+    figures.push(longest(server, "emitting a thousand keys at once").await);
+    // An emit is one script, so that this is as long as its caller makes it.
+    emit(&store, (0..MANY as usize).map(keyed).collect()).await.unwrap();
+    longest(server, "emitting four thousand keys at once").await;
+    work_off(&store, id).await;
+    figures.push(longest(server, "working them off").await);
+    if ordering == Ordering::Key {
+        figures.extend(park(server, &store, id).await);
+    }
+    emit_singles(&store, 2_000, keyed).await;
+    for _ in 0..7 {
+        claim(&store, id, 300).await.unwrap();
+    }
+    figures.push(longest(server, "claiming what nobody will settle").await);
+    sweep_all(&store, Duration::from_secs(3600), Some(Duration::from_secs(60))).await;
+    let later = store.now().await.unwrap().after(Duration::from_secs(3600));
+    for _ in 0..70 {
+        claim_at(&store, id, 1, Some(later)).await.unwrap();
+    }
+    figures.push(longest(server, "taking it over").await);
+    figures
+}
+
+#[tokio::test]
+#[ignore = "measured on demand, on a machine that does nothing else"]
+async fn what_is_awkward_takes_the_server_no_longer() {
+    let mut figures = Vec::new();
+    for ordering in [Ordering::None, Ordering::Key] {
+        println!("{ordering:?}");
+        figures.extend(awkward(&slow_log(), ordering).await);
+    }
+    assert!(figures.iter().all(|longest| *longest < LONGEST), "{figures:?}");
+}
+
+#[tokio::test]
+#[ignore = "measured on demand, on a machine that does nothing else"]
+async fn a_tally_of_a_hundred_million_items_takes_the_server_no_longer() {
+    let server = slow_log();
+    let store = server.open().await.unwrap();
+    let tally = store.open_tally(OpenTally { tally: NewTally::new(), now: None }).await.unwrap().id;
+    let add = AddItems { tally, count: 100_000_000, within: None, token: None, now: None };
+    store.add_items(add).await.unwrap();
+    store.seal_tally(SealTally { tally, expected: None, by: 1, now: None }).await.unwrap();
+    for first in (0..24_000).step_by(500) {
+        let items =
+            (first..first + 500).map(|part| Items { first: part * 4_096, last: part * 4_096 }).collect();
+        let acks = vec![Ack { tally, items, ending: Ending::Done }];
+        store.ack_items(AckItems { acks, by: 1, now: None }).await.unwrap();
+    }
+    let mut figures = vec![longest(&server, "acks in every part").await];
+    let look = store.tally(NameTally { tally, now: None }).await.unwrap().unwrap();
+    assert_eq!(look.done, 24_000);
+    figures.push(longest(&server, "looking").await);
+    let (week, hours) = (Duration::from_secs(7 * 24 * 3600), Duration::from_secs(2 * 3600));
+    let now = Some(store.now().await.unwrap().after(hours));
+    let sweep = SweepTallies { keep_open: week, keep_sealed: week, limit: 100, now };
+    assert_eq!(store.sweep_tallies(sweep).await.unwrap().repaired, 0);
+    figures.push(longest(&server, "counting anew").await);
     assert!(figures.iter().all(|longest| *longest < LONGEST), "{figures:?}");
 }

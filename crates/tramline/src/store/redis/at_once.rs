@@ -6,13 +6,14 @@ use super::RedisStore;
 use super::claim::load_chunks;
 use super::link::{Command, Ended, Micros, sign, text};
 use super::pack::Packer;
-use super::rows::{SLICE_BYTES, slice_read, slice_row, unpack, unpack_chunk};
+use super::rows::{SLICE_BYTES, pack, slice_read, slice_row, unpack, unpack_chunk};
 use super::session::{Draws, Left, Seen, Session, hget};
 use super::step::Step;
 use super::{emit, settle};
 use crate::error::Result;
 use crate::model::id::{ChunkId, SliceId, SubscriptionId};
 use crate::model::lease::Lease;
+use crate::model::slice::Slice;
 use crate::model::time::{Time, millis};
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
@@ -42,6 +43,8 @@ pub(super) struct AtOnce {
     pub(super) speech: Speech,
     /// What claims wrote, for the settlements to come.
     rows: Mutex<HashMap<(ChunkId, SliceId), Vec<u8>>>,
+    /// Lanes as they were written last, by what reads them.
+    lanes: Mutex<HashMap<Command, Vec<u8>>>,
     /// Subscriptions into which nothing is filled any more, and the catalogue of which that is true.
     filled: Mutex<HashMap<SubscriptionId, i64>>,
 }
@@ -119,6 +122,20 @@ impl AtOnce {
         lock(&self.filled).insert(id, version);
     }
 
+    /// A step has written lanes.
+    pub(super) fn remember_lanes(&self, lanes: Vec<(Command, Vec<u8>)>) {
+        let mut known = lock(&self.lanes);
+        if known.len() > ROWS {
+            known.clear();
+        }
+        known.extend(lanes);
+    }
+
+    /// A claim has taken slices.
+    pub(super) fn remember_slices(&self, slices: &[Slice]) {
+        self.remember(slices.iter().map(|slice| ((slice.chunk, slice.id), pack(slice))));
+    }
+
     fn remember(&self, rows: impl Iterator<Item = ((ChunkId, SliceId), Vec<u8>)>) {
         let mut known = lock(&self.rows);
         // What was lost on the way to a settlement must not stay for ever.
@@ -134,7 +151,13 @@ impl AtOnce {
         leases.map(|lease| known.get(&(lease.chunk, lease.slice)).cloned()).collect()
     }
 
-    fn forget<'l>(&self, leases: impl Iterator<Item = &'l Lease>) {
+    /// Lanes and what is written there, if all are known.
+    fn lanes(&self, reads: BTreeSet<Command>) -> Option<Vec<(Command, Vec<u8>)>> {
+        let known = lock(&self.lanes);
+        reads.into_iter().map(|read| known.get(&read).cloned().map(|row| (read, row))).collect()
+    }
+
+    pub(super) fn forget<'l>(&self, leases: impl Iterator<Item = &'l Lease>) {
         let mut known = lock(&self.rows);
         leases.for_each(|lease| drop(known.remove(&(lease.chunk, lease.slice))));
     }
@@ -180,7 +203,7 @@ impl RedisStore {
                 }
                 Ok(Some(emitted))
             }
-            Ok(Ended::Changed | Ended::Wait) => {
+            Ok(Ended::Changed | Ended::Wait | Ended::Refused(_)) => {
                 ahead.was_wrong();
                 Ok(None)
             }
@@ -193,16 +216,19 @@ impl RedisStore {
 
     /// Settles what is done and was claimed by this process; `None` if nothing has happened and it has to be done as every other step.
     pub(super) async fn settle_at_once(&self, settle: &Settle) -> Result<Option<Settled>> {
-        let is_plain = |result: &SettleSlice| !result.lease.is_ordered() && result.is_all_done();
-        if settle.results.is_empty() || !settle.results.iter().all(is_plain) {
+        if settle.results.is_empty() || !settle.results.iter().all(SettleSlice::is_all_done) {
             return Ok(None);
         }
         let leases = || settle.results.iter().map(|result| &result.lease);
         let Some(now) = settle.now.or_else(|| self.at_once.clock.now()) else { return Ok(None) };
         let Some(rows) = self.at_once.rows(leases()) else { return Ok(None) };
+        let lanes_key = self.key(&format!("lanes:{}", settle.subscription));
+        let lanes = leases().filter(|lease| lease.is_ordered());
+        let lanes = lanes.map(|lease| hget(&lanes_key, lease.lane.to_string().as_bytes())).collect();
+        let Some(lanes) = self.at_once.lanes(lanes) else { return Ok(None) };
         let catalog = self.cache.get();
         let reads = leases().map(|lease| slice_read(&self.options.name, lease.chunk, lease.slice));
-        let seen = self.assumed(&catalog, reads.zip(rows));
+        let seen = self.assumed(&catalog, reads.zip(rows).chain(lanes));
         let step = |session: &Session<'_>| settle::settle(session, settle);
         let Some((settled, left)) = self.decide(now, &seen, &catalog, step) else { return Ok(None) };
         let written = |lease: &Lease| {
@@ -210,15 +236,17 @@ impl RedisStore {
             Some(((lease.chunk, lease.slice), row.to_vec()))
         };
         let rest: Vec<_> = leases().filter_map(written).collect();
+        let lanes = left.writes.fields_under(&lanes_key);
         // Whatever comes of it, what was known is not so any more.
         self.at_once.forget(leases());
         match self.commit(&seen, left.writes, Step::Write(b""), None).await? {
             Ended::Done(time) => {
                 self.at_once.clock.set(time);
                 self.at_once.remember(rest.into_iter());
+                self.at_once.remember_lanes(lanes);
                 Ok(Some(settled))
             }
-            Ended::Changed | Ended::Wait => Ok(None),
+            Ended::Changed | Ended::Wait | Ended::Refused(_) => Ok(None),
         }
     }
 

@@ -316,7 +316,7 @@ pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<(
     for filling in fillings(session)?.into_iter().filter(|one| one.subscription == id) {
         session.remove(session.key("consumed"), Tuple::new().with(&[id.0, filling.topic.0]).bytes());
     }
-    for table in ["lanes", "rules", "audit", "remote", "attempts"] {
+    for table in ["lanes", "rules", "audit", "remote", "attempts", "unparking"] {
         session.forget(session.key(&format!("{table}:{id}")));
     }
     session.remove(session.key("push"), id.to_string());

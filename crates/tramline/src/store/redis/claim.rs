@@ -31,32 +31,35 @@ use std::collections::HashMap;
 const EXPIRED: usize = 64;
 /// How many entries of the index are read at a time.
 const PAGE: usize = 64;
+/// How many slices a claim takes: a script has to end soon.
+const MOST: usize = 300;
 
-/// Takes events. Decoding them is left to the caller, after the step.
-pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
+/// Takes events. Decoding them is left to the caller, after the step. `None` if there was so much to look after before that it takes
+/// another step.
+pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<Option<RawClaim>> {
     let catalog = session.catalog();
     let subscription = catalog.require_subscription(claim.subscription)?;
     expect(session, claim.subscription, &subscription.policy)?;
     let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
     if let Some(stop) = rules::stop(session, claim.subscription)? {
-        return Ok(raw.stopped(stop));
+        return Ok(Some(raw.stopped(stop)));
     }
     raw.backfilling = is_filling(session, claim.subscription)?;
     let policy = &subscription.policy;
     if policy.limits.is_none() {
         take_all(session, claim, policy, None, &mut raw)?;
-    } else {
-        take_limited(session, claim, policy, &mut raw)?;
+    } else if !take_limited(session, claim, policy, &mut raw)? {
+        return Ok(None);
     }
     raw.news = session.finish()?;
     raw.chunks = load_chunks(session, &raw)?;
-    Ok(raw)
+    Ok(Some(raw))
 }
 
-/// Takes no more than the limits of the subscription allow.
-fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut RawClaim) -> Result<()> {
+/// Takes no more than the limits of the subscription allow. False if it is not known yet what they allow.
+fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut RawClaim) -> Result<bool> {
     let id = claim.subscription;
-    let mut limit = limit::lay(session, claim, policy)?;
+    let Some(mut limit) = limit::lay(session, claim, policy)? else { return Ok(false) };
     if !limit.is_reached() {
         let clipped = limit.clip(claim);
         take_all(session, &clipped, policy, limit.crowd.as_mut(), raw)?;
@@ -71,7 +74,7 @@ fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut
             false => next_due(session, id, session.now)?,
         };
     }
-    Ok(())
+    Ok(true)
 }
 
 fn take_all(
@@ -105,7 +108,8 @@ fn expect(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<
         vec![hgetall(&rules::rules_key(session, id)), hgetall(&session.key("consumed"))];
     if policy.is_ordered() {
         let read = session.expect(reads);
-        return session.loosely(|| session.expect([hgetall(&lanes_key(session, id))])).and(read);
+        let lanes = session.loosely(|| session.expect([hgetall(&lanes_key(session, id))]));
+        return session.loosely(|| order::expect_lanes(session, id)).and(lanes).and(read);
     }
     let read = session.expect(reads);
     session.loosely(|| expect_entries(session, id, STATES.map(|state| (from_rank(state, 0), 1)))).and(read)
@@ -176,7 +180,11 @@ fn unordered(
             return apply(session, id, &changes);
         }
         None => {
-            let ready = due(session, id, State::Ready, now, taker.events)?;
+            let mut ready = due(session, id, State::Ready, now, taker.events)?;
+            if ready.len() > MOST {
+                ready.truncate(MOST);
+                raw.next_due = Some(now);
+            }
             expect_all(session, ready.iter(), FIRST_CHUNKS)?;
             raw.slices = take(load(session, &ready)?, taker, &mut changes);
             apply(session, id, &changes)?;
@@ -210,13 +218,12 @@ fn expire_leases(
     Ok(count)
 }
 
-/// Looks after every lease that has ended.
-pub(super) fn end_lapsed(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
+/// Looks after leases that have ended. True if there may be more than one step looks after.
+pub(super) fn end_lapsed(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<bool> {
     if policy.is_ordered() {
-        return order::interrupt(session, id, policy).map(|_| ());
+        return Ok(order::interrupt(session, id, policy)? >= order::ENDED);
     }
-    while expire_leases(session, id, policy, &[State::Leased, State::Consumed])? >= EXPIRED {}
-    Ok(())
+    Ok(expire_leases(session, id, policy, &[State::Leased, State::Consumed])? >= EXPIRED)
 }
 
 /// At most once: claims that have ended are interrupted, also where nobody claims any more.
@@ -227,7 +234,8 @@ pub(super) fn interrupt(session: &Session<'_>, subscription: &Subscription) -> R
     } else {
         expire_leases(session, id, policy, &[State::Consumed])?
     };
-    Ok(Interrupted { some: count > 0, more: !policy.is_ordered() && count >= EXPIRED })
+    let most = if policy.is_ordered() { order::ENDED } else { EXPIRED };
+    Ok(Interrupted { some: count > 0, more: count >= most })
 }
 
 /// What became of claims that have ended.

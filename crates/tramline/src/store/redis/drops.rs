@@ -121,7 +121,11 @@ pub(super) fn list(session: &Session<'_>, list: &ListDrops) -> Result<Vec<DropRe
         }
         None => session.range_back(&index, Tuple::new().all(), limit)?,
     };
-    load(session, &members)
+    let mut records = load(session, &members)?;
+    // Of a subscription that was deleted there may still be rows.
+    let catalog = session.catalog();
+    records.retain(|record| catalog.require_subscription(record.subscription).is_ok());
+    Ok(records)
 }
 
 /// The newest record that an event may be in.
@@ -151,6 +155,15 @@ pub(super) fn totals(session: &Session<'_>) -> Result<Vec<DropTotal>> {
     Ok(session.all(&totals_key(session))?.into_iter().map(total).collect())
 }
 
+/// Removes some records of a subscription that is gone, and gives how many.
+pub(super) fn forget_some(session: &Session<'_>, id: SubscriptionId, limit: i64) -> Result<i64> {
+    let members = session.range(&index_of(session, id), Tuple::new().all(), limit.max(0) as usize)?;
+    for record in load(session, &members)? {
+        remove(session, &record);
+    }
+    Ok(members.len() as i64)
+}
+
 /// Records that are too old or too many go. Their sums stay.
 pub(super) fn expire(session: &Session<'_>, limit: usize) -> Result<()> {
     let newest = session.draw("drop", 0)? - 1;
@@ -163,12 +176,9 @@ pub(super) fn expire(session: &Session<'_>, limit: usize) -> Result<()> {
     Ok(())
 }
 
-/// Forgets all that a subscription was dropped.
+/// Forgets what a subscription was dropped. What is too much for a step is removed with its slices.
 pub(super) fn forget(session: &Session<'_>, id: SubscriptionId) -> Result<()> {
-    let members = session.range(&index_of(session, id), Tuple::new().all(), usize::MAX)?;
-    for record in load(session, &members)? {
-        remove(session, &record);
-    }
+    forget_some(session, id, PAGE as i64)?;
     for name in session.all(&totals_key(session))?.into_keys() {
         if Columns(&name).number() == id.0 {
             session.remove(totals_key(session), name.clone());

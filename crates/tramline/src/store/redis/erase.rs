@@ -7,7 +7,7 @@ use super::rows::{
 };
 use super::session::{Session, hget, number};
 use super::tuple::{Columns, Tuple};
-use super::unique;
+use super::{drops, unique};
 use crate::error::Result;
 use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
@@ -116,8 +116,9 @@ fn erase_chunks(session: &Session<'_>, topic: TopicId, limit: i64) -> Result<i64
 
 fn erase_subscription(session: &Session<'_>, id: SubscriptionId, limit: i64) -> Result<i64> {
     let found = load(session, &entries(session, id, Tuple::new().all(), limit as usize)?)?;
-    let gone = erase_slices(session, &found)?;
-    Ok(gone + erase_marks(session, id, ALL_LANES, limit - gone)?)
+    let mut gone = erase_slices(session, &found)?;
+    gone += erase_marks(session, id, ALL_LANES, limit - gone)?;
+    Ok(gone + drops::forget_some(session, id, limit - gone)?)
 }
 
 /// Hops over the chunks of the topic: the subscription may have any number of slices in others.
@@ -175,9 +176,10 @@ fn erase_slices(session: &Session<'_>, slices: &[Slice]) -> Result<i64> {
 /// Parked keys and gaps in a range of lanes.
 fn erase_marks(session: &Session<'_>, id: SubscriptionId, lanes: [i64; 2], limit: i64) -> Result<i64> {
     let mut gone = 0;
-    // The index is by what blocks a key: only where all lanes go are the first ones as good as any.
+    // The index is by what blocks a key: only where all lanes go are the first ones as good as any. Nobody adds what is looked for, so
+    // that the rest need not stay as it is.
     let most = if lanes == ALL_LANES { limit.max(0) as usize } else { usize::MAX };
-    for member in session.range(&parked_index(session, id), Tuple::new().all(), most)? {
+    for member in session.loosely(|| session.range(&parked_index(session, id), Tuple::new().all(), most))? {
         let mut columns = Columns(&member);
         columns.number();
         let (lane, key) = (LaneId(columns.number()), columns.text());

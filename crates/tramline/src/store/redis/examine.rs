@@ -46,6 +46,6 @@ async fn layout(link: &Link, options: &RedisOptions) -> Result<Option<i64>> {
     for word in &command {
         read.arg(word.as_slice());
     }
-    let answer = link.send(&read, true).await?;
+    let answer = link.send(&read).await?;
     Ok(text(&answer).and_then(|layout| layout.parse().ok()))
 }

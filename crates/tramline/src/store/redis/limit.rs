@@ -26,19 +26,21 @@ use crate::store::verbs::Claim;
 const PAGE: usize = 64;
 
 /// What a claim may take of a limited subscription. Leases that have ended are looked after first, all of them: what could still be
-/// extended counts.
-pub(super) fn lay(session: &Session<'_>, claim: &Claim, policy: &Policy) -> Result<Limit> {
+/// extended counts. Nothing, if they are more than one step looks after.
+pub(super) fn lay(session: &Session<'_>, claim: &Claim, policy: &Policy) -> Result<Option<Limit>> {
     let (id, limits) = (claim.subscription, &policy.limits);
     let (_, starts) = row(session, id)?;
     let mut under_way = UnderWay { starts: Starts::read(&starts), ..UnderWay::default() };
     if limits.most().is_some() {
-        end_lapsed(session, id, policy)?;
+        if end_lapsed(session, id, policy)? {
+            return Ok(None);
+        }
         under_way.leased = session.loosely(|| leased(session, id))?;
     }
     if limits.per_key_concurrency.is_some() {
         under_way.keys = keys(session, under_way.leased.iter().map(|(chunk, _)| *chunk))?;
     }
-    Ok(Limit::new(claim, policy, under_way, session.now))
+    Ok(Some(Limit::new(claim, policy, under_way, session.now)))
 }
 
 fn table(session: &Session<'_>) -> Vec<u8> {

@@ -1,21 +1,16 @@
-//! The connection, the scripts, and what the errors of the server mean.
+//! The scripts, and what the errors of the server mean.
 
+use super::connection::{Connection, code, was_not_done};
 use super::options::RedisOptions;
+use super::session::is_checked;
 use crate::error::{Error, Kind, Result};
 use crate::model::time::Time;
-use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig};
-use redis::cluster::ClusterClientBuilder;
-use redis::cluster_async::ClusterConnection;
-use redis::{Client, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::AtomicU64;
 
-/// How long a connection may take, and an answer.
-const CONNECT: Duration = Duration::from_secs(5);
-const ANSWER: Duration = Duration::from_secs(10);
-/// How often something that was certainly not done is tried again, and how long the first pause is.
-const TRIES: u32 = 6;
-const PAUSE: Duration = Duration::from_millis(20);
+/// How many fields of a hash are read together: a head may carry a state of any size.
+const FIELDS: usize = 64;
 
 /// The words of one Redis command.
 pub(super) type Command = Vec<Vec<u8>>;
@@ -31,6 +26,8 @@ struct Script {
 pub(super) struct Link {
     connection: Connection,
     scripts: Arc<Scripts>,
+    /// How often something went wrong: what a server said before may be unknown to the one that answers now.
+    breaks: Arc<AtomicU64>,
 }
 
 struct Scripts {
@@ -40,12 +37,6 @@ struct Scripts {
     small: Script,
 }
 
-#[derive(Clone)]
-enum Connection {
-    Server(ConnectionManager),
-    Cluster(ClusterConnection),
-}
-
 impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Link")
@@ -53,7 +44,7 @@ impl std::fmt::Debug for Link {
 }
 
 /// How the writing of a step ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Ended {
     /// It is written, and this is the time.
     Done(Micros),
@@ -61,6 +52,14 @@ pub(super) enum Ended {
     Changed,
     /// It is somebody else's turn.
     Wait,
+    /// The server did nothing: it is another one by now, or cannot serve.
+    Refused(Error),
+}
+
+/// What became of a call that must not be repeated as it is.
+enum Sent {
+    Answered(Value),
+    Refused(Error),
 }
 
 /// A time of the server.
@@ -90,6 +89,7 @@ pub(super) struct Commit<'a> {
     pub(super) meta: &'a [u8],
     /// It is done on a server that is full, too.
     pub(super) when_full: bool,
+    /// Sorted, so that fields of one hash are read together.
     pub(super) reads: &'a [(&'a Command, &'a [u8])],
     pub(super) writes: &'a [Command],
 }
@@ -97,49 +97,52 @@ pub(super) struct Commit<'a> {
 impl Link {
     pub(super) async fn open(options: &RedisOptions) -> Result<Link> {
         crate::tls::prepare();
-        let nodes = options.nodes.iter().map(String::as_str);
-        let connection = if options.cluster {
-            // Nothing is sent again without our knowing: what was written twice would be done twice.
-            let client = ClusterClientBuilder::new(nodes)
-                .retries(0)
-                .connection_timeout(CONNECT)
-                .response_timeout(ANSWER)
-                .build()?;
-            Connection::Cluster(client.get_async_connection().await?)
-        } else {
-            let config = ConnectionManagerConfig::new()
-                .set_connection_timeout(Some(CONNECT))
-                .set_response_timeout(Some(ANSWER))
-                .set_number_of_retries(2)
-                .set_max_delay(Duration::from_millis(500));
-            let client = Client::open(nodes.collect::<String>())?;
-            Connection::Server(ConnectionManager::new_with_config(client, config).await?)
-        };
+        let connection = Connection::open(options).await?;
         let scripts = Scripts {
             read: Script::new(include_str!("scripts/read.lua")),
             commit: Script::new(include_str!("scripts/commit.lua")),
             claim: Script::new(include_str!("scripts/claim.lua")),
             small: Script::new(include_str!("scripts/small.lua")),
         };
-        Ok(Link { connection, scripts: Arc::new(scripts) })
+        Ok(Link { connection, scripts: Arc::new(scripts), breaks: Arc::default() })
+    }
+
+    /// Grows when something goes wrong.
+    pub(super) fn breaks(&self) -> Arc<AtomicU64> {
+        self.breaks.clone()
     }
 
     /// Reads at one moment. What only reads may be repeated.
     pub(super) async fn read(&self, key: &[u8], commands: &[Command]) -> Result<Moment> {
         let mut call = self.scripts.read.call(&[key]);
-        commands.iter().for_each(|command| add(&mut call, command));
-        let Value::Array(answer) = self.run(&self.scripts.read, &call, true).await? else {
+        let groups = || commands.chunk_by(of_one_hash).flat_map(|group| group.chunks(FIELDS));
+        for group in groups() {
+            add_together(&mut call, group.iter());
+        }
+        let Value::Array(answer) = self.repeatable(&self.scripts.read, &call).await? else {
             return Err(strange());
         };
         let mut answer = answer.into_iter();
         let now = micros(answer.next(), answer.next())?;
         let mut replies = Vec::with_capacity(commands.len());
-        while let (Some(reply), Some(digest)) = (answer.next(), answer.next()) {
-            let sign = match digest {
-                Value::BulkString(digest) => digest,
-                _ => sign(&reply),
-            };
-            replies.push((reply, sign));
+        for group in groups() {
+            // What did not fit into this moment is left out at the end.
+            let (Some(reply), Some(digest)) = (answer.next(), answer.next()) else { break };
+            match (group, reply, digest) {
+                ([command], reply, _) if !is_checked(command) => replies.push((reply, Vec::new())),
+                ([_], reply, Value::BulkString(digest)) => replies.push((reply, digest)),
+                ([_], reply, _) => {
+                    let sign = sign(&reply);
+                    replies.push((reply, sign));
+                }
+                (_, Value::Array(fields), _) if fields.len() == group.len() => {
+                    replies.extend(fields.into_iter().map(|field| {
+                        let sign = sign(&field);
+                        (field, sign)
+                    }));
+                }
+                _ => return Err(strange()),
+            }
         }
         Ok(Moment { now, replies })
     }
@@ -148,13 +151,23 @@ impl Link {
     pub(super) async fn commit(&self, commit: &Commit<'_>) -> Result<Ended> {
         let mut call = self.scripts.commit.call(&[commit.turn, commit.meta]);
         let when_full = if commit.when_full { "full" } else { "" };
-        call.arg(commit.name).arg(self.connection.kind()).arg(when_full).arg(commit.reads.len());
-        for (command, sign) in commit.reads {
-            add(&mut call, command);
-            call.arg(sign);
+        let groups =
+            || commit.reads.chunk_by(|(a, _), (b, _)| of_one_hash(a, b)).flat_map(|g| g.chunks(FIELDS));
+        call.arg(commit.name).arg(self.connection.kind()).arg(when_full).arg(groups().count());
+        for group in groups() {
+            add_together(&mut call, group.iter().map(|(command, _)| *command));
+            for (_, sign) in group {
+                call.arg(sign);
+            }
         }
         commit.writes.iter().for_each(|command| add(&mut call, command));
-        match self.run(&self.scripts.commit, &call, false).await? {
+        let mut nothing = self.scripts.commit.call(&[commit.turn, commit.meta]);
+        nothing.arg("").arg(self.connection.kind()).arg("").arg(0);
+        let answer = match self.once(&self.scripts.commit, &call, &nothing).await? {
+            Sent::Answered(answer) => answer,
+            Sent::Refused(error) => return Ok(Ended::Refused(error)),
+        };
+        match answer {
             Value::Array(time) => {
                 let mut time = time.into_iter();
                 Ok(Ended::Done(micros(time.next(), time.next())?))
@@ -173,8 +186,11 @@ impl Link {
         for word in words {
             call.arg(word.as_slice());
         }
-        match self.run(&self.scripts.claim, &call, false).await? {
-            Value::Array(answer) => Ok(Some(answer)),
+        // No catalogue has this version, so it gives up at once.
+        let mut nothing = self.scripts.claim.call(&[turn]);
+        nothing.arg(words.first().map(Vec::as_slice).unwrap_or_default()).arg("");
+        match self.once(&self.scripts.claim, &call, &nothing).await? {
+            Sent::Answered(Value::Array(answer)) => Ok(Some(answer)),
             _ => Ok(None),
         }
     }
@@ -185,65 +201,40 @@ impl Link {
         for word in words {
             call.arg(word.as_slice());
         }
-        self.run(&self.scripts.small, &call, true).await
+        self.repeatable(&self.scripts.small, &call).await
     }
 
-    async fn run(&self, script: &Script, call: &Cmd, again: bool) -> Result<Value> {
-        match self.send(call, again).await {
-            // The server was started anew, or is another one now, or somebody flushed its scripts. Sent with its text, it goes to the
-            // node that has the key; `SCRIPT LOAD` would ask all of them.
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                Ok(self.send(&script.in_full(call), again).await?)
-            }
+    async fn repeatable(&self, script: &Script, call: &Cmd) -> Result<Value> {
+        match self.send(call).await {
+            Err(error) if is_unknown(&error) => Ok(self.send(&script.in_full(call)).await?),
             answer => Ok(answer?),
         }
     }
 
-    /// One command. What was certainly not done is tried again, and with `again` also what may have been.
-    pub(super) async fn send(&self, command: &Cmd, again: bool) -> redis::RedisResult<Value> {
-        let mut pause = PAUSE;
-        for _ in 1..TRIES {
-            match self.connection.clone().send(command).await {
-                Err(error) if was_not_done(&error) || (again && was_lost(&error)) => {
-                    tokio::time::sleep(pause).await;
-                    pause *= 2;
-                }
-                answer => return answer,
+    /// A call that must not be repeated as it is: it may rest on what another server has said, such as numbers that are new only there.
+    /// `nothing` is a call that does nothing.
+    async fn once(&self, script: &Script, call: &Cmd, nothing: &Cmd) -> Result<Sent> {
+        match self.connection.send_once(call, &self.breaks).await {
+            Ok(answer) => Ok(Sent::Answered(answer)),
+            Err(error) if is_unknown(&error) => {
+                self.send(&script.in_full(nothing)).await?;
+                Ok(Sent::Refused(error.into()))
             }
-        }
-        self.connection.clone().send(command).await
-    }
-}
-
-impl Connection {
-    /// The word by which the script knows what it runs on.
-    fn kind(&self) -> &'static str {
-        match self {
-            Connection::Server(_) => "server",
-            Connection::Cluster(_) => "cluster",
+            Err(error) if was_not_done(&error) => Ok(Sent::Refused(error.into())),
+            Err(error) => Err(error.into()),
         }
     }
 
-    async fn send(&mut self, command: &Cmd) -> redis::RedisResult<Value> {
-        let value = match self {
-            Connection::Server(server) => server.req_packed_command(command).await?,
-            Connection::Cluster(cluster) => cluster.req_packed_command(command).await?,
-        };
-        value.extract_error()
+    /// One command that may be repeated.
+    pub(super) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
+        self.connection.send(command, &self.breaks).await
     }
 }
 
-/// True if the server said that it did nothing: the slot is elsewhere, or it cannot serve just now.
-fn was_not_done(error: &RedisError) -> bool {
-    use ServerErrorKind::*;
-    let refused = [Moved, Ask, TryAgain, ClusterDown, MasterDown, ReadOnly, BusyLoading];
-    matches!(error.kind(), ErrorKind::Server(kind) if refused.contains(&kind))
-        || matches!(error.kind(), ErrorKind::ClusterConnectionNotFound)
-        || error.is_connection_refusal()
-}
-
-fn was_lost(error: &RedisError) -> bool {
-    error.is_io_error() || error.is_connection_dropped()
+/// The server was started anew, or is another one now, or somebody flushed its scripts. Sent with its text, a script goes to the node
+/// that has the key; `SCRIPT LOAD` would ask all of them.
+fn is_unknown(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
 impl Script {
@@ -279,6 +270,25 @@ fn add(call: &mut Cmd, command: &Command) {
     call.arg(command.len());
     for word in command {
         call.arg(word.as_slice());
+    }
+}
+
+/// True if both read a field of the same hash, and alike.
+fn of_one_hash(one: &Command, other: &Command) -> bool {
+    let is_field = |command: &Command| command.first().is_some_and(|word| word.eq_ignore_ascii_case(b"HGET"));
+    is_field(one) && one.len() == other.len() && one[..2] == other[..2]
+}
+
+/// Adds one command, or one for several fields of a hash: a call from a script takes the server longer than what is called.
+fn add_together<'c>(call: &mut Cmd, mut commands: impl ExactSizeIterator<Item = &'c Command>) {
+    let Some(first) = commands.next() else { return };
+    if commands.len() == 0 {
+        return add(call, first);
+    }
+    let is_loose = first[0].first().is_some_and(u8::is_ascii_lowercase);
+    call.arg(commands.len() + 3).arg(if is_loose { "hmget" } else { "HMGET" }).arg(&first[1]).arg(&first[2]);
+    for command in commands {
+        call.arg(&command[2]);
     }
 }
 
@@ -347,14 +357,4 @@ impl From<RedisError> for Error {
         };
         Error::new(Kind::Unavailable, what, remedy).because(error)
     }
-}
-
-/// What the server calls an error. Before 7.0 it wraps those that happen in a script: `ERR Error running script (..): -OOM command ..`.
-fn code<'e>(error: &'e RedisError) -> &'e str {
-    let wrapped =
-        error.detail().filter(|text| text.contains("running script") || text.contains("@user_script"));
-    let is_code = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase());
-    let codes = |text: &'e str| text.split_whitespace().filter_map(|word| word.strip_prefix('-'));
-    let inner = wrapped.and_then(|text| codes(text).find(is_code));
-    inner.or(error.code()).unwrap_or_default()
 }

@@ -6,7 +6,7 @@ use super::failures;
 use super::pack::damaged;
 use super::rows::{
     Entry, dead_index, dead_slices, entries, expect_chunks, lanes, logged, one_chunk, one_lane,
-    parked as parked_row, parked_index, slices_at, slices_of_chunk, slices_with,
+    parked as parked_row, parked_index, slices_at, slices_of_chunk,
 };
 use super::rules;
 use super::session::{Session, number};
@@ -214,8 +214,8 @@ pub(super) fn parked(session: &Session<'_>, page: &Page) -> Result<Vec<ParkedKey
 /// How many events wait behind a key. Keys with the same hash in the same lane are counted together.
 fn waiting(session: &Session<'_>, id: SubscriptionId, lane: LaneId, key: &str) -> Result<u64> {
     let columns = [State::Parked as i64, lane.0, i64::from(lane::hash(key))];
-    let found = slices_with(session, id, &columns, usize::MAX)?;
-    Ok(found.iter().map(|slice| u64::from(slice.mask.count())).sum())
+    let found = entries(session, id, Tuple::new().with(&columns).all(), usize::MAX)?;
+    Ok(found.iter().map(|entry| u64::from(entry.events)).sum())
 }
 
 /// All workers, by incarnation.

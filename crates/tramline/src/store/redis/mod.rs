@@ -17,9 +17,9 @@
 //!
 //! - `store`: the verbs; `step`: how one is run
 //! - `at_once`: emits, claims and settlements that mostly need one trip
-//! - `link`, `options`, `opening`: the connection, and what a server has to be
+//! - `link`, `connection`, `options`, `opening`: the scripts, the connection, and what a server has to be
 //! - `session`, `rows`, `tuple`, `pack`: what a step has read and writes, and how
-//! - `emit`, `claim`, `order`, `settle`: the walk of an event
+//! - `emit`, `claim`, `order`, `unpark`, `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `limit`, `unique`, `rules`, `failures`: what is allowed, what is there already, what is stopped, what went wrong
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`, `examine`: everything else
@@ -28,6 +28,7 @@ mod at_once;
 mod catalog;
 mod claim;
 mod compact;
+mod connection;
 mod drops;
 mod emit;
 mod erase;
@@ -56,6 +57,7 @@ mod tally;
 mod token;
 mod tuple;
 mod unique;
+mod unpark;
 
 pub use examine::{RedisFigures, RedisNode};
 pub use options::RedisOptions;
@@ -93,11 +95,12 @@ impl RedisStore {
     pub async fn open(options: RedisOptions) -> Result<RedisStore> {
         let link = Link::open(&options).await?;
         opening::check(&link, options.cluster).await?;
+        let numbers = Numbers::new(link.breaks());
         let store = RedisStore {
             link,
             options,
             cache: CatalogCache::default(),
-            numbers: Numbers::default(),
+            numbers,
             round: Round::default(),
             at_once: AtOnce::default(),
             incarnation: Incarnation::random(),

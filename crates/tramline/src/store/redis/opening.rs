@@ -86,7 +86,7 @@ pub(super) fn mark(session: &Session<'_>) -> Result<()> {
 
 /// The server, or all nodes. Empty if it does not tell.
 pub(super) async fn nodes(link: &Link) -> Result<Vec<Node>> {
-    let answer = match link.send(&redis::cmd("INFO"), true).await {
+    let answer = match link.send(&redis::cmd("INFO")).await {
         // A user without the right to ask may do all the rest.
         Err(error) if error.code() == Some("NOPERM") => return Ok(Vec::new()),
         answer => answer?,
@@ -106,7 +106,7 @@ pub(super) async fn nodes(link: &Link) -> Result<Vec<Node>> {
 pub(super) async fn setting(link: &Link, name: &str) -> Option<String> {
     let mut get = redis::cmd("CONFIG");
     get.arg("GET").arg(name);
-    let answer = link.send(&get, true).await.ok()?;
+    let answer = link.send(&get).await.ok()?;
     let mut words = Vec::new();
     flatten(&answer, &mut words);
     let at = words.iter().position(|word| word == name)?;

@@ -5,14 +5,15 @@ use super::rows::{
     Entry, FIRST_CHUNKS, apply, entries, expect_all, expect_chunks, expect_entries, expect_marks, gaps,
     lanes, lanes_key, load, one_chunk, one_lane, parked, slices_with, write_lane,
 };
-use super::session::{Session, hget};
+use super::session::{Session, hget, hgetall};
 use super::tuple::Tuple;
+use super::unpark;
 use crate::error::Result;
 use crate::model::event::StoredEvent;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId};
-use crate::model::lane::{Lane, Share};
+use crate::model::lane::{self, Lane, Share};
 use crate::model::slice::{Slice, State};
-use crate::model::subscription::Policy;
+use crate::model::subscription::{Policy, Topic};
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
 use crate::plan::lane::{before_suspects, take, take_over, take_suspect};
@@ -24,8 +25,12 @@ use std::sync::Arc;
 
 /// How many chunks' worth of parked events one claim sets aside per lane before it looks at the next lane.
 const ROUNDS: u32 = 8;
-/// How many entries of the index are read at a time.
-const PAGE: usize = 64;
+/// How many entries of the index are read of a lane at a time: where lanes are many, each has to give little.
+const PAGE: usize = 32;
+/// From where to where in the index.
+type Span = (Vec<u8>, Vec<u8>);
+/// How many slices a claim takes, about: a script has to end soon.
+const MOST: usize = 300;
 
 /// Takes from as many lanes as needed, the worker's own first.
 pub(super) fn claim(
@@ -37,18 +42,23 @@ pub(super) fn claim(
 ) -> Result<()> {
     raw.until = taker.until;
     let id = claim.subscription;
-    let chosen = session.loosely(|| oldest_work(session, claim))?;
+    let (chosen, cut_short) = session.loosely(|| oldest_work(session, claim))?;
     expect_work(session, id, &chosen)?;
-    for work in chosen {
+    let unparking = unpark::go_on(session, id)?;
+    if !unparking.is_empty() {
+        raw.next_due = Some(session.now);
+    }
+    for work in chosen.into_iter().filter(|work| !unparking.contains(&work.lane.lane)) {
         if taker.is_full() {
             return Ok(());
         }
         let open = |lane: &Lane| lane.is_open_to(claim.owner, &claim.known, session.now);
         let Some(lane) = one_lane(session, id, work.lane.lane)?.filter(open) else { continue };
-        let mut ready = match work.ready.last() {
-            Some(last) => until(ready(session, id, lane.lane, work.quota)?, last.chunk),
-            None => Vec::new(),
-        };
+        if !is_still(session, id, &work)? {
+            raw.next_due = Some(session.now);
+            continue;
+        }
+        let mut ready = load(session, &work.ready)?;
         let mut view = LaneView::new(lane.clone());
         let mut changes = Changes::default();
         if view.lane.is_lapsed(claim.owner, &claim.known, session.now) {
@@ -64,6 +74,10 @@ pub(super) fn claim(
         if done {
             return Ok(());
         }
+    }
+    // Where nothing was taken, it is not because there was too much.
+    if cut_short && !raw.slices.is_empty() {
+        raw.next_due = Some(session.now);
     }
     if !taker.is_full() {
         let next = session.loosely(|| next_due(session, id))?;
@@ -88,11 +102,14 @@ fn take_over_lapsed(
     apply(session, id, &changes)
 }
 
-/// Lanes whose lease has ended, also where nobody claims any more. Gives how many.
+/// How many lanes whose lease has ended one step looks after: each may hold many slices.
+pub(super) const ENDED: usize = 4;
+
+/// Lanes whose lease has ended, some of them, also where nobody claims any more. Gives how many.
 pub(super) fn interrupt(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<usize> {
     let mut count = 0;
     let ended = |lane: &Lane| lane.owner.is_some() && lane.until <= session.now;
-    for lane in lanes(session, id)?.into_iter().filter(ended) {
+    for lane in lanes(session, id)?.into_iter().filter(ended).take(ENDED) {
         let mut view = LaneView::new(lane);
         take_over_lapsed(session, &mut view, policy, &mut RawClaim::default())?;
         write_lane(session, &view.lane);
@@ -116,6 +133,10 @@ fn take_from(
         let suspects = first_suspects(session, id, lane)?;
         if suspects.is_empty() {
             break;
+        }
+        if !session.takes_room(suspects.len()) {
+            raw.next_due = Some(session.now);
+            return Ok(false);
         }
         ready = self::ready(session, id, lane, taker.events)?;
         if !view.lane.is_held(session.now) {
@@ -151,7 +172,7 @@ fn take_from(
     }
     for _ in 0..ROUNDS {
         let waiting = waiting(session, id, lane, session.now, taker.events)?;
-        let more = !ready.is_empty();
+        let (more, looked) = (!ready.is_empty(), ready.len());
         // Where no key is parked and nothing has to wait, keys do not matter: reading them is left to the claimer.
         if view.lane.marks > 0 || ready.iter().any(|slice| slice.due_at > session.now) {
             let all: Vec<Slice> = waiting.iter().chain(&ready).cloned().collect();
@@ -170,6 +191,9 @@ fn take_from(
         // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
         apply(session, id, changes)?;
         *changes = Changes::default();
+        if !session.takes_room(looked) {
+            break;
+        }
         ready = self::ready(session, id, lane, taker.events)?;
     }
     raw.next_due = Some(session.now);
@@ -179,8 +203,6 @@ fn take_from(
 /// A lane to take from, and what of its ready slices is to be taken.
 struct Work {
     lane: Lane,
-    /// How many events are looked for.
-    quota: u32,
     ready: Vec<Entry>,
     /// It has something else to give, or its lease has ended.
     urgent: bool,
@@ -190,7 +212,7 @@ struct Work {
 fn expect_work(session: &Session<'_>, id: SubscriptionId, chosen: &[Work]) -> Result<()> {
     let lanes = chosen.iter().map(|work| work.lane.lane);
     let rows = lanes.clone().map(|lane| hget(&lanes_key(session, id), lane.to_string().as_bytes()));
-    let mut read = session.expect(rows);
+    let mut read = session.expect(rows.chain([hgetall(&unpark::table(session, id))]));
     let mut ranges: Vec<_> = lanes
         .flat_map(|lane| {
             [State::Suspect, State::Waiting].map(|state| Tuple::new().with(&[state as i64, lane.0]))
@@ -198,39 +220,46 @@ fn expect_work(session: &Session<'_>, id: SubscriptionId, chosen: &[Work]) -> Re
         .map(|first| (first.all(), 1))
         .collect();
     for work in chosen.iter().filter(|work| !work.ready.is_empty()) {
-        ranges.push((ready_range(session, id, work.lane.lane)?, PAGE));
+        ranges.push((ready_range(session, id, work.lane.lane)?, work.ready.len() + 1));
     }
     read = expect_entries(session, id, ranges).and(read);
     expect_all(session, chosen.iter().flat_map(|work| &work.ready), FIRST_CHUNKS).and(read)
 }
 
-fn until(mut slices: Vec<Slice>, last: ChunkId) -> Vec<Slice> {
-    slices.retain(|slice| slice.chunk <= last);
-    slices
+/// True if what a loose look found in a lane are still its first ready slices, and whole chunks.
+fn is_still(session: &Session<'_>, id: SubscriptionId, work: &Work) -> Result<bool> {
+    let Some(last) = work.ready.last() else { return Ok(true) };
+    let count = work.ready.len();
+    let found = entries(session, id, ready_range(session, id, work.lane.lane)?, count + 1)?;
+    let whole = found.get(count).is_none_or(|next| next.chunk != last.chunk);
+    Ok(found.len() >= count && found[..count] == work.ready && whole)
 }
 
-/// The lanes to take from, the worker's own before others, each with its ready slices.
-fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<Vec<Work>> {
+/// The lanes to take from, the worker's own before others, each with its ready slices. True if there is more than one step takes.
+fn oldest_work(session: &Session<'_>, claim: &Claim) -> Result<(Vec<Work>, bool)> {
     let mut wanted = claim.max_events;
-    let mut work = Vec::new();
+    let mut room = MOST;
+    let mut work: Vec<Work> = Vec::new();
     for lanes in candidates(session, claim)?
         .chunk_by(|a, b| claim.share.prefers(a.0.lane) == claim.share.prefers(b.0.lane))
     {
-        let (found, events) = in_step(session, claim.subscription, lanes, wanted)?;
+        let (found, events) = in_step(session, claim.subscription, lanes, wanted, room)?;
+        room = room.saturating_sub(found.iter().map(|work| work.ready.len()).sum());
         work.extend(found);
         wanted = wanted.saturating_sub(events);
     }
     work.retain(|work| work.urgent || !work.ready.is_empty());
-    Ok(work)
+    Ok((work, room == 0))
 }
 
-/// The ready slices of lanes, up to the chunk at which all of them together hold what is wanted, and how many due events
-/// that is. Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
+/// The ready slices of lanes, up to the chunk at which all of them together hold what is wanted, or are as many as there is room
+/// for; and how many due events that is. Lanes are served in step, oldest chunk first: then a claim reads few chunks, and no lane falls behind.
 fn in_step(
     session: &Session<'_>,
     id: SubscriptionId,
     lanes: &[(Lane, bool)],
     wanted: u32,
+    room: usize,
 ) -> Result<(Vec<Work>, u32)> {
     let quota = ((wanted as usize).div_ceil(lanes.len()).max(1) as u32).saturating_mul(2).min(wanted);
     let mut pages = Vec::with_capacity(lanes.len());
@@ -241,16 +270,18 @@ fn in_step(
     let mut work = Vec::with_capacity(lanes.len());
     for (lane, urgent) in lanes {
         let ready = ready_entries(session, id, lane.lane, quota)?;
-        work.push(Work { lane: lane.clone(), quota, ready, urgent: *urgent });
+        work.push(Work { lane: lane.clone(), ready, urgent: *urgent });
     }
-    let ready = work.iter().flat_map(|work| &work.ready).filter(|entry| entry.due_at <= session.now);
-    let mut chunks: Vec<(ChunkId, u32)> = ready.map(|entry| (entry.chunk, entry.events)).collect();
+    let due = |entry: &Entry| if entry.due_at <= session.now { entry.events } else { 0 };
+    let ready = work.iter().flat_map(|work| &work.ready);
+    let mut chunks: Vec<(ChunkId, u32)> = ready.map(|entry| (entry.chunk, due(entry))).collect();
     chunks.sort_unstable();
     let mut events = 0;
-    let last = chunks.into_iter().find(|(_, count)| {
+    let last = chunks.into_iter().enumerate().find(|(at, (_, count))| {
         events += count;
-        events >= wanted
+        events >= wanted || at + 1 >= room
     });
+    let last = last.map(|(_, last)| last);
     if let Some((last, _)) = last {
         work.iter_mut().for_each(|work| work.ready.retain(|entry| entry.chunk <= last));
     }
@@ -272,11 +303,19 @@ fn first_of(session: &Session<'_>, id: SubscriptionId, state: State, lane: LaneI
 /// nothing else, so lanes that may have one come before all others. Each with whether it has more than ready slices to offer.
 fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, bool)>> {
     let all = lanes(session, claim.subscription)?;
-    let states = [State::Ready, State::Waiting, State::Suspect];
-    let first = |lane: &Lane, state: State| (Tuple::new().with(&[state as i64, lane.lane.0]).all(), 1);
-    let probes = all.iter().flat_map(|lane| states.map(|state| first(lane, state)));
+    let mut probes = Vec::with_capacity(all.len() * 3);
+    for lane in &all {
+        let ready = ready_range(session, claim.subscription, lane.lane)?;
+        probes.extend(probes_of(lane.lane, ready));
+    }
     expect_entries(session, claim.subscription, probes)?;
-    let mut busy = lanes_with(session, &all, State::Ready)?;
+    let mut busy = BTreeSet::new();
+    for lane in &all {
+        let ready = ready_range(session, claim.subscription, lane.lane)?;
+        if !entries(session, claim.subscription, ready, PAGE)?.is_empty() {
+            busy.insert(lane.lane);
+        }
+    }
     let waiting = lanes_with(session, &all, State::Waiting)?;
     busy.extend(&waiting);
     let suspect = lanes_with(session, &all, State::Suspect)?;
@@ -301,6 +340,32 @@ fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<(Lane, bool)>>
     }
     let urgent = |lane: &Lane| waiting.contains(&lane.lane) || suspect.contains(&lane.lane) || lapsed(lane);
     Ok(own.into_iter().map(|lane| (lane.clone(), urgent(&lane))).collect())
+}
+
+/// How many lanes are looked at before it is known how they are.
+const MANY: usize = 256;
+
+/// Says what a claim looks at first, as far as the catalogue tells: it knows which lanes there are.
+pub(super) fn expect_lanes(session: &Session<'_>, id: SubscriptionId) -> Result<()> {
+    let catalog = session.catalog();
+    let subscription = catalog.require_subscription(id)?;
+    let topics = subscription.topics.iter().filter_map(|name| catalog.topic(name));
+    let of_topic = |topic: &Topic| {
+        let (first, count) = lane::all(subscription.policy.ordering, topic);
+        (0..i64::from(count)).map(move |number| LaneId(first.0 + number))
+    };
+    let lanes: BTreeSet<LaneId> = topics.flat_map(of_topic).take(MANY + 1).collect();
+    if lanes.len() > MANY {
+        return Ok(());
+    }
+    let probes = lanes.into_iter().flat_map(|lane| probes_of(lane, ready_below(lane, ChunkId(i64::MAX))));
+    expect_entries(session, id, probes)
+}
+
+/// What a claim looks at in a lane: its first ready slices, and whether others wait.
+fn probes_of(lane: LaneId, ready: Span) -> [(Span, usize); 3] {
+    let first = |state: State| (Tuple::new().with(&[state as i64, lane.0]).all(), 1);
+    [(ready, PAGE), first(State::Waiting), first(State::Suspect)]
 }
 
 fn rotate(lanes: &mut [Lane], now: Time) {
@@ -335,19 +400,23 @@ fn waiting(
     }
     let columns = [State::Waiting as i64, lane.0, 0];
     let to = Tuple::new().with(&columns).with(&[now.0.saturating_add(1)]).bytes();
-    load(session, &entries(session, id, (Tuple::new().with(&columns).bytes(), to), events as usize)?)
+    let most = (events as usize).min(MOST);
+    load(session, &entries(session, id, (Tuple::new().with(&columns).bytes(), to), most)?)
 }
 
-/// Ready slices of a lane in chunk order, whole chunks only, until they hold `events` events.
+/// Ready slices of a lane in chunk order, whole chunks only, until they hold `events` events, or as many as a step looks at.
 fn ready(session: &Session<'_>, id: SubscriptionId, lane: LaneId, events: u32) -> Result<Vec<Slice>> {
-    load(session, &ready_entries(session, id, lane, events)?)
+    load(session, &ready_entries(session, id, lane, events.min(MOST as u32))?)
 }
 
 /// Where the ready slices of a lane are, below what a back-fill has still to bring.
 fn ready_range(session: &Session<'_>, id: SubscriptionId, lane: LaneId) -> Result<(Vec<u8>, Vec<u8>)> {
-    let below = backfill_cursor(session, id, lane)?.unwrap_or(ChunkId(i64::MAX));
+    Ok(ready_below(lane, backfill_cursor(session, id, lane)?.unwrap_or(ChunkId(i64::MAX))))
+}
+
+fn ready_below(lane: LaneId, below: ChunkId) -> (Vec<u8>, Vec<u8>) {
     let columns = [State::Ready as i64, lane.0, 0];
-    Ok((Tuple::new().with(&columns).bytes(), Tuple::new().with(&columns).with(&[below.0]).bytes()))
+    (Tuple::new().with(&columns).bytes(), Tuple::new().with(&columns).with(&[below.0]).bytes())
 }
 
 fn ready_entries(session: &Session<'_>, id: SubscriptionId, lane: LaneId, events: u32) -> Result<Vec<Entry>> {
@@ -357,7 +426,8 @@ fn ready_entries(session: &Session<'_>, id: SubscriptionId, lane: LaneId, events
         let page = entries(session, id, (from.clone(), to.clone()), PAGE)?;
         let is_last = page.len() < PAGE;
         for entry in page {
-            if count >= events && found.last().is_some_and(|last| last.chunk != entry.chunk) {
+            let enough = count >= events || found.len() >= MOST;
+            if enough && found.last().is_some_and(|last| last.chunk != entry.chunk) {
                 return Ok(found);
             }
             count += entry.events;

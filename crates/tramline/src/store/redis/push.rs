@@ -39,7 +39,7 @@ pub(super) fn record(session: &Session<'_>, record: &RecordPush) -> Result<Recor
     }
     write(session, id, &health);
     if !record.attempts.is_empty() {
-        let all = session.range_back(&index, Tuple::new().all(), usize::MAX)?;
+        let all = session.range_back(&index, Tuple::new().all(), 2 * ATTEMPTS_KEPT)?;
         all.into_iter().skip(ATTEMPTS_KEPT).for_each(|old| session.withdraw(index.clone(), old));
     }
     Ok(Recorded { health, disabled_now, now: session.now })

@@ -5,10 +5,11 @@ use super::link::Command;
 use super::pack::{Packer, Unpacker, damaged};
 use super::session::{Session, Writes, get, hget, key};
 use super::tuple::{Columns, Tuple};
+use super::unpark;
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SliceId, SubscriptionId, TopicId};
-use crate::model::lane::{Lane, hash};
+use crate::model::lane::Lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
@@ -77,7 +78,8 @@ pub(super) fn slices_key(session: &Session<'_>, chunk: ChunkId) -> Vec<u8> {
     session.key(&format!("s:{chunk}"))
 }
 
-fn pack(slice: &Slice) -> Vec<u8> {
+/// A slice as its row.
+pub(super) fn pack(slice: &Slice) -> Vec<u8> {
     let flags = i64::from(slice.replayed) | i64::from(slice.tallied) << 1;
     Packer::new()
         .number(slice.subscription.0)
@@ -214,7 +216,7 @@ pub(super) fn expect_all<'e>(
 }
 
 /// How many chunks a claim reads before it knows what it takes.
-pub(super) const FIRST_CHUNKS: usize = 16;
+pub(super) const FIRST_CHUNKS: usize = 64;
 
 /// The slices behind entries, read together. What has moved since the index was read is left out.
 pub(super) fn load(session: &Session<'_>, entries: &[Entry]) -> Result<Vec<Slice>> {
@@ -512,7 +514,7 @@ pub(super) fn apply(session: &Session<'_>, subscription: SubscriptionId, changes
     session.drop(subscription, &changes.dropped);
     failures::write(session, subscription, changes)?;
     for (lane, key) in &changes.unpark {
-        unpark(session, subscription, *lane, key)?;
+        unpark::unpark(session, subscription, *lane, key)?;
     }
     for park in &changes.park {
         remove_parked(session, subscription, park.lane, &park.key)?;
@@ -546,18 +548,6 @@ fn change_gaps(session: &Session<'_>, subscription: SubscriptionId, changes: &Ch
         known.extend(new);
         let left: Vec<EventId> = known.into_iter().filter(|gap| *gap > told).collect();
         write_gaps(session, subscription, lane, key, &left);
-    }
-    Ok(())
-}
-
-/// The parked slices of a key become ready again, or suspect if they had crashes. Keys of the same hash come along; the next claim
-/// sets them aside again.
-fn unpark(session: &Session<'_>, subscription: SubscriptionId, lane: LaneId, key: &str) -> Result<()> {
-    remove_parked(session, subscription, lane, key)?;
-    let columns = [State::Parked as i64, lane.0, i64::from(hash(key))];
-    for slice in slices_with(session, subscription, &columns, usize::MAX)? {
-        let state = if slice.crashes > 0 { State::Suspect } else { State::Ready };
-        write_slice(session, &Slice { state, rank: 0, ..slice })?;
     }
     Ok(())
 }

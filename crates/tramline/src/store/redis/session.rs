@@ -6,7 +6,7 @@
 use super::link::Command;
 use super::pack::damaged;
 use super::tally::ack::events_ended;
-use super::{catalog, drops};
+use super::{catalog, drops, unpark};
 use crate::error::{Error, Result};
 use crate::model::dropped::DropReason;
 use crate::model::id::{ChunkId, SubscriptionId, TallyId};
@@ -18,6 +18,7 @@ use crate::store::tally::Ended;
 use redis::Value;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What was read so far: replies, and what they are known by when the server checks whether they still hold.
@@ -36,29 +37,55 @@ pub(super) struct Session<'a> {
     draws: &'a Draws<'a>,
     drawn: Cell<usize>,
     numbers_wanted: Cell<i64>,
+    /// How many slices that waited for their keys may still be moved.
+    pub(super) room: Cell<usize>,
     /// What ended in this step and may be items of tallies.
     ended: RefCell<Vec<Ended>>,
     /// What subscriptions will never see because of this step.
     drops: RefCell<Drops>,
 }
 
-/// Numbers that nobody else has: the next one, and how many are left.
+/// Numbers that nobody else has.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    drawn: Mutex<Drawn>,
+    /// Grows when something goes wrong.
+    breaks: Arc<AtomicU64>,
+}
+
+/// The next number, how many are left, and when they were drawn.
 #[derive(Debug, Default)]
-pub(super) struct Numbers(Mutex<(i64, i64)>);
+struct Drawn {
+    next: i64,
+    left: i64,
+    breaks: u64,
+}
 
 impl Numbers {
-    /// Takes some, and gives the first.
-    pub(super) fn take(&self, count: i64) -> Option<i64> {
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, left) = *numbers;
-        (left >= count).then(|| {
-            *numbers = (next + count, left - count);
-            next
-        })
+    pub(super) fn new(breaks: Arc<AtomicU64>) -> Numbers {
+        Numbers { drawn: Mutex::default(), breaks }
     }
 
-    pub(super) fn fill(&self, first: i64, count: i64) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (first, count);
+    pub(super) fn breaks(&self) -> u64 {
+        self.breaks.load(SeqCst)
+    }
+
+    /// Takes some, and gives the first. None of before something went wrong: a server that has taken over may not know that they were
+    /// drawn, and give them to somebody else.
+    pub(super) fn take(&self, count: i64) -> Option<i64> {
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        if drawn.breaks != self.breaks() || drawn.left < count {
+            return None;
+        }
+        let first = drawn.next;
+        drawn.next += count;
+        drawn.left -= count;
+        Some(first)
+    }
+
+    /// Keeps what was drawn when so much had gone wrong.
+    pub(super) fn fill(&self, next: i64, left: i64, breaks: u64) {
+        *self.drawn.lock().unwrap_or_else(PoisonError::into_inner) = Drawn { next, left, breaks };
     }
 }
 
@@ -125,6 +152,7 @@ impl<'a> Session<'a> {
             draws,
             drawn: Cell::new(0),
             numbers_wanted: Cell::new(0),
+            room: Cell::new(unpark::MOST),
             ended: RefCell::default(),
             drops: RefCell::default(),
         }
@@ -208,14 +236,26 @@ impl<'a> Session<'a> {
         *self.writes.borrow_mut().sums.entry((key, field.into())).or_default() += by;
     }
 
-    /// Members of an index from `from` to before `to`, the first `limit` of them.
+    /// Members of an index from `from` to before `to`, the first `limit` of them. All of them are read in parts.
     pub(super) fn range(
         &self,
         index: &[u8],
-        (from, to): (Vec<u8>, Vec<u8>),
+        (mut from, to): (Vec<u8>, Vec<u8>),
         limit: usize,
     ) -> Result<Vec<Vec<u8>>> {
-        self.members(index, from, to, limit, false)
+        if limit < usize::MAX {
+            return self.members(index, from, to, limit, false);
+        }
+        let mut all = Vec::new();
+        loop {
+            let mut some = self.members(index, from, to.clone(), PAGE, false)?;
+            let last = some.last().filter(|_| some.len() == PAGE).map(|last| [last, &[0][..]].concat());
+            all.append(&mut some);
+            match last {
+                Some(next) => from = next,
+                None => return Ok(all),
+            }
+        }
     }
 
     /// The same from the end.
@@ -398,6 +438,12 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Says that slices were moved because of their keys. False if that is enough for one step.
+    pub(super) fn takes_room(&self, moved: usize) -> bool {
+        self.room.set(self.room.get().saturating_sub(moved));
+        self.room.get() > 0
+    }
+
     /// Remembers that events have ended which may be items of tallies.
     pub(super) fn end(&self, ended: impl Iterator<Item = Ended>) {
         self.ended.borrow_mut().extend(ended);
@@ -423,6 +469,15 @@ impl Writes {
     pub(super) fn is_empty(&self) -> bool {
         let sums = self.sums.values().all(|by| *by == 0);
         self.fields.is_empty() && self.members.is_empty() && self.blobs.is_empty() && sums
+    }
+
+    /// What fields of hashes become whose keys begin like this, as what reads them.
+    pub(super) fn fields_under(&self, prefix: &[u8]) -> Vec<(Command, Vec<u8>)> {
+        let hashes = self.fields.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(prefix));
+        let values = hashes.flat_map(|(key, fields)| {
+            fields.iter().filter_map(|(field, value)| Some((hget(key, field), value.clone()?)))
+        });
+        values.collect()
     }
 
     /// What a field of a hash becomes, if it is written.
@@ -492,6 +547,9 @@ impl<'k> Parts<'k> {
     }
 }
 
+/// How many members of an index are read at a time where all are wanted.
+const PAGE: usize = 1_000;
+
 /// How many fields one command has: Lua passes on a limited number of arguments.
 const MANY: usize = 500;
 
@@ -532,9 +590,7 @@ fn range(index: &[u8], from: &[u8], to: &[u8], limit: usize, back: bool) -> Comm
         false => vec![b"ZRANGEBYLEX".to_vec(), index.to_vec(), first, last],
         true => vec![b"ZREVRANGEBYLEX".to_vec(), index.to_vec(), last, first],
     };
-    if limit < usize::MAX {
-        command.extend([b"LIMIT".to_vec(), b"0".to_vec(), limit.to_string().into_bytes()]);
-    }
+    command.extend([b"LIMIT".to_vec(), b"0".to_vec(), limit.to_string().into_bytes()]);
     command
 }
 

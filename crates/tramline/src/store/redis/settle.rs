@@ -1,5 +1,6 @@
 //! Settle, extend and release: everything that a lease allows.
 
+use super::RedisStore;
 use super::order::{leased, load_keys, load_marks};
 use super::rows::{apply, delete_slice, lanes_key, one_lane, one_slice, slices_key, write_lane, write_slice};
 use super::session::{Session, hget};
@@ -15,6 +16,61 @@ use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// How many slices one step settles, about: a script has to end soon.
+const MOST: usize = 300;
+
+impl RedisStore {
+    /// Settles what is all done in several steps if it is much: such slices have nothing to do with each other, unless they are of one
+    /// lane.
+    pub(super) async fn settle_in_parts(&self, settle: &Settle) -> Result<Settled> {
+        let results = &settle.results;
+        if results.len() <= MOST || !results.iter().all(SettleSlice::is_all_done) {
+            return self.settle_some(settle).await;
+        }
+        let mut answer = Settled { accepted: vec![Vec::new(); results.len()], ..Settled::default() };
+        for part in parts(results) {
+            let some = Settle {
+                results: part.iter().map(|at| results[*at].clone()).collect(),
+                subscription: settle.subscription,
+                worker: settle.worker.clone(),
+                now: settle.now,
+            };
+            let settled = self.settle_some(&some).await?;
+            for (at, accepted) in part.into_iter().zip(settled.accepted) {
+                answer.accepted[at] = accepted;
+            }
+            answer.waiting.extend(settled.waiting);
+            answer.wake |= settled.wake;
+            answer.news.extend(settled.news);
+        }
+        Ok(answer)
+    }
+
+    async fn settle_some(&self, given: &Settle) -> Result<Settled> {
+        if let Some(settled) = self.settle_at_once(given).await? {
+            return Ok(settled);
+        }
+        let settled = self.write(given.now, |session: &Session<'_>| settle(session, given)).await;
+        self.at_once.forget(given.results.iter().map(|result| &result.lease));
+        settled
+    }
+}
+
+/// Which results go together: all of a lane, and not many more than one step settles.
+fn parts(results: &[SettleSlice]) -> Vec<Vec<usize>> {
+    let lane = |at: &usize| Some(results[*at].lease).filter(Lease::is_ordered).map(|lease| lease.lane);
+    let mut all: Vec<usize> = (0..results.len()).collect();
+    all.sort_by_key(lane);
+    let mut parts: Vec<Vec<usize>> = Vec::new();
+    for together in all.chunk_by(|a, b| lane(a).is_some() && lane(a) == lane(b)) {
+        match parts.last_mut().filter(|part| part.len() + together.len() <= MOST) {
+            Some(part) => part.extend(together),
+            None => parts.push(together.to_vec()),
+        }
+    }
+    parts
+}
 
 pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> {
     let policy = session.catalog().require_subscription(settle.subscription)?.policy.clone();

@@ -1,9 +1,9 @@
 //! How a step is run: read, decide, write if nothing has changed meanwhile, else begin anew.
 
 use super::RedisStore;
-use super::catalog;
 use super::link::{Command, Commit, Ended, Link, Micros};
 use super::session::{Draws, Seen, Session, Writes, hget, is_checked, key};
+use super::{catalog, connection};
 use crate::error::{Error, Result};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
@@ -25,13 +25,14 @@ const TRIPS: u32 = 100_000;
 /// How many numbers for slices a process draws at a time.
 const NUMBERS: i64 = 10_000;
 /// How much is read at one moment: a script has to end soon.
-const MOMENT: usize = 1_000;
+const MOMENT: usize = 500;
 
 /// How one try ended.
 enum Tried<T> {
     Over(Result<T>),
     Changed,
     Wait,
+    Refused(Error),
 }
 
 /// What a step is allowed.
@@ -70,7 +71,7 @@ impl RedisStore {
         when_full: bool,
         step: impl Fn(&Session<'_>) -> Result<T>,
     ) -> Result<T> {
-        let (mut overtaken, mut waited) = (0, 0);
+        let (mut overtaken, mut waited, mut refused) = (0, 0, 0);
         let name = format!("{:x}-{:x}", self.incarnation.0, getrandom::u32().unwrap_or(0));
         let kind = if when_full { Step::Write(name.as_bytes()) } else { Step::Add(name.as_bytes()) };
         let mut turn = Turn {
@@ -90,6 +91,13 @@ impl RedisStore {
                 Tried::Wait => {
                     waited += 1;
                     tokio::time::sleep(PAUSE).await;
+                }
+                Tried::Refused(error) => {
+                    refused += 1;
+                    if refused == connection::TRIES {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(connection::PAUSE * 2_u32.pow(refused - 1)).await;
                 }
             }
             // Again and again: a turn may have ended meanwhile.
@@ -111,7 +119,7 @@ impl RedisStore {
     ) -> Result<T> {
         match self.attempt(now, &step, Step::Read).await? {
             Tried::Over(result) => result,
-            Tried::Changed | Tried::Wait => {
+            Tried::Changed | Tried::Wait | Tried::Refused(_) => {
                 Err(Error::unavailable("a look at Redis was refused", "try again"))
             }
         }
@@ -145,9 +153,11 @@ impl RedisStore {
                 return Ok(Tried::Over(result));
             }
             let next_chunk = writes.field(&self.key("meta"), b"chunk").map(<[u8]>::to_vec);
+            let lanes = writes.fields_under(&self.key("lanes:"));
             return Ok(match self.commit(&seen, writes, kind, None).await? {
                 Ended::Done(time) => {
                     self.at_once.clock.set(time);
+                    self.at_once.remember_lanes(lanes);
                     if let Some(next) = next_chunk {
                         self.at_once.expect_chunk(next);
                     }
@@ -155,6 +165,7 @@ impl RedisStore {
                 }
                 Ended::Changed => Tried::Changed,
                 Ended::Wait => Tried::Wait,
+                Ended::Refused(error) => Tried::Refused(error),
             });
         }
         Err(Error::unavailable("a step in Redis never came to its end", "report this"))
@@ -173,11 +184,12 @@ impl RedisStore {
             Step::Add(name) => (name, false),
             Step::Write(name) => (name, true),
         };
-        let reads: Vec<(&Command, &[u8])> = seen
+        let mut reads: Vec<(&Command, &[u8])> = seen
             .iter()
             .filter(|(command, _)| is_checked(command))
             .map(|(command, (_, sign))| (command, &sign[..]))
             .collect();
+        reads.sort_unstable();
         let (turn, meta, mut writes) = (self.turn(), self.key("meta"), writes.commands(when_full));
         writes
             .extend(said.map(|(channel, hint)| ["PUBLISH", &channel, hint].map(|word| word.into()).to_vec()));
@@ -196,8 +208,10 @@ impl RedisStore {
     }
 
     /// The time, and the catalogue as it is now.
-    async fn begin(&self, seen: &mut Seen, reads: Vec<Command>) -> Result<(Time, Arc<Catalog>)> {
+    async fn begin(&self, seen: &mut Seen, mut reads: Vec<Command>) -> Result<(Time, Arc<Catalog>)> {
         let version = self.catalog_version();
+        reads.sort_unstable();
+        reads.dedup();
         let commands: Vec<Command> = std::iter::once(version.clone()).chain(reads).take(MOMENT).collect();
         let moment = self.link.read(&self.turn(), &commands).await?;
         let now = self.heard(moment.now);
@@ -254,10 +268,11 @@ impl RedisStore {
     pub(super) async fn draw_numbers(&self, wanted: i64) -> Result<()> {
         let count = wanted + NUMBERS;
         let words = [b"INCRBY".to_vec(), self.key("slices"), count.to_string().into_bytes()];
+        let breaks = self.numbers.breaks();
         let Value::Int(last) = self.link.small(&self.key("meta"), &words).await? else {
             return Err(Error::unavailable("Redis gave no number", "see the server's log"));
         };
-        self.numbers.fill(last - count + 1, count);
+        self.numbers.fill(last - count + 1, count, breaks);
         Ok(())
     }
 }

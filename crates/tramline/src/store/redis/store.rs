@@ -97,18 +97,20 @@ impl Store for RedisStore {
             return raw.decode(&catalog);
         }
         let take = |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.catalog()));
-        let (raw, catalog) = self.write(claim.now, take).await?;
+        let (raw, catalog) = loop {
+            if let (Some(raw), catalog) = self.write(claim.now, take).await? {
+                break (raw, catalog);
+            }
+        };
         if raw.stopped_by.is_none() && !raw.backfilling {
             self.at_once.is_filled(claim.subscription, catalog.version);
         }
+        self.at_once.remember_slices(&raw.slices);
         raw.decode(&catalog)
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
-        if let Some(settled) = self.settle_at_once(&settle).await? {
-            return Ok(settled);
-        }
-        self.write(settle.now, |session: &Session<'_>| settle::settle(session, &settle)).await
+        self.settle_in_parts(&settle).await
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
@@ -242,7 +244,13 @@ impl Store for RedisStore {
     }
 
     async fn tallies(&self, list: ListTallies) -> Result<Vec<Tally>> {
-        self.write(list.now, |session: &Session<'_>| tally::list(session, &list)).await
+        let found = self.read(list.now, |session: &Session<'_>| tally::find(session, &list)).await?;
+        let mut tallies = Vec::with_capacity(found.len());
+        for some in found.chunks(tally::VIEWS) {
+            let views = |session: &Session<'_>| tally::views(session, some, &list);
+            tallies.extend(self.write(list.now, views).await?);
+        }
+        Ok(tallies)
     }
 
     async fn tally_counts(&self) -> Result<TallyCounts> {
@@ -267,7 +275,7 @@ impl Store for RedisStore {
     }
 
     async fn sweep_tallies(&self, sweep: SweepTallies) -> Result<SweptTallies> {
-        self.write(sweep.now, |session: &Session<'_>| tally::sweep::sweep(session, sweep)).await
+        self.sweep_tallies_in_steps(sweep).await
     }
 
     async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule> {

@@ -105,7 +105,7 @@ end
 redis.call('EXISTS', prefix .. 'size')
 
 local lease_end, events, bytes = now + tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local from, start, page_size, most = '[' .. head(0), #head(0) + 1, 64, 500
+local from, start, page_size, most = '[' .. head(0), #head(0) + 1, 64, 100
 local gone, new, sets, taken, chunks, next_due, passed = {}, {}, {}, {}, {}, nil, nil
 local known, room, added = {}, tonumber(ARGV[11]), 0
 

@@ -1,8 +1,8 @@
 -- Writes a step, if all that it has read is still so. Everything is checked before the first write, so a step happens or it does not.
 -- KEYS[1]: who has the turn, if somebody was overtaken too often. KEYS[2]: a hash that is always there. ARGV: the name of the step;
 -- 'cluster' in a Cluster; 'full' if it may be done on a server that is full; the number of its reads; for each read the number of its
--- words, the words and what its reply is known by; then for each write the number of its words and the words. Gives 'changed' if a
--- read gives something else by now, 'wait' if it is somebody else's turn, else the time (seconds, microseconds).
+-- words, the words and what its reply is known by (of `HMGET`: each field); then for each write the number of its words and the words.
+-- Gives 'changed' if a read gives something else by now, 'wait' if it is somebody else's turn, else the time (seconds, microseconds).
 local function sign(reply)
     if not reply then return '-' end
     if type(reply) == 'number' then return ':' .. reply end
@@ -17,8 +17,16 @@ local at = 5
 for _ = 1, tonumber(ARGV[4]) do
     local words = tonumber(ARGV[at])
     local reply = redis.call(unpack(ARGV, at + 1, at + words))
-    if sign(reply) ~= ARGV[at + words + 1] then return 'changed' end
-    at = at + words + 2
+    local signs = at + words
+    if ARGV[at + 1] == 'HMGET' then
+        for i = 1, words - 2 do
+            if sign(reply[i]) ~= ARGV[signs + i] then return 'changed' end
+        end
+        at = signs + words - 1
+    else
+        if sign(reply) ~= ARGV[signs + 1] then return 'changed' end
+        at = signs + 2
+    end
 end
 
 -- While a slot moves to another node, a key that is not here any more, or not yet, ends the script: it must not end half done.

@@ -44,15 +44,15 @@ pub(super) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> 
     }
     let mut parts: BTreeMap<PartId, Part> = BTreeMap::new();
     let wanted = acks.parts();
-    rows::expect_parts(session, wanted.iter())?;
+    let known = rows::expect_parts(session, wanted.iter())?;
     for id in wanted {
-        if let Some(part) = rows::part(session, id)? {
+        if let Some(part) = rows::part(session, id, &known)? {
             parts.insert(id, part);
         }
     }
     let outcome = acks.apply(&standings, &mut parts);
     for id in &outcome.changed {
-        rows::write_part(session, *id, &parts[id], session.now);
+        rows::write_part(session, *id, &parts[id], session.now)?;
     }
     acked.results = outcome.results;
     for (tally, delta) in outcome.deltas {

@@ -11,6 +11,7 @@ use super::tuple::Tuple;
 use crate::error::Result;
 use crate::model::id::TallyId;
 use crate::model::tally::{Added, NewTally, Parent, Tally, TallyItem, TallyState};
+use crate::model::time::Time;
 use crate::plan::tally::{Origin, TallyRow};
 use crate::store::tally::{METADATA, Of, added_otherwise, hash, metadata, new_row, notes, reused};
 use crate::store::verbs_tally::*;
@@ -108,11 +109,29 @@ fn view(session: &Session<'_>, row: TallyRow) -> Result<Tally> {
     Ok(row.view(metadata, unfinished, session.now))
 }
 
+/// How many tallies of a list are looked at in one step.
+pub(super) const VIEWS: usize = 100;
+
+/// Some of the tallies that were found, as they are now.
+pub(super) fn views(session: &Session<'_>, found: &[TallyId], list: &ListTallies) -> Result<Vec<Tally>> {
+    rows::expect(session, found.iter().copied())?;
+    let mut views = Vec::with_capacity(found.len());
+    for id in found {
+        let row = rows::one(session, *id)?.filter(|row| is_wanted(row, list, session.now));
+        views.extend(row.map(|row| view(session, row)).transpose()?);
+    }
+    Ok(views)
+}
+
+fn is_wanted(row: &TallyRow, list: &ListTallies, now: Time) -> bool {
+    list.states.is_empty() || list.states.contains(&row.state_at(now))
+}
+
 /// By user key; by state, one state at a time, and for what no sweep has met yet by expiry; else by number.
-pub(super) fn list(session: &Session<'_>, list: &ListTallies) -> Result<Vec<Tally>> {
+pub(super) fn find(session: &Session<'_>, list: &ListTallies) -> Result<Vec<TallyId>> {
     let now = session.now;
     let (after, limit) = (list.after.0, list.limit as usize);
-    let wanted = |row: &TallyRow| list.states.is_empty() || list.states.contains(&row.state_at(now));
+    let wanted = |row: &TallyRow| is_wanted(row, list, now);
     let mut found = match (&list.user_key, &list.states[..]) {
         (Some(key), _) => {
             let of_key = || Tuple::new().text(key);
@@ -142,7 +161,7 @@ pub(super) fn list(session: &Session<'_>, list: &ListTallies) -> Result<Vec<Tall
     };
     found.sort_by_key(|row| row.id);
     found.truncate(limit);
-    found.into_iter().map(|row| view(session, row)).collect()
+    Ok(found.into_iter().map(|row| row.id).collect())
 }
 
 pub(super) fn cancel(session: &Session<'_>, tally: TallyId) -> Result<Tally> {

@@ -203,6 +203,11 @@ pub(super) fn counted(session: &Session<'_>, state: TallyState) -> Result<u64> {
     Ok(number(counts.get((state as i16).to_string().as_bytes()).cloned()).max(0).cast_unsigned())
 }
 
+/// The row of a tally as it is written: whoever has read it knows by it whether it was changed.
+pub(super) fn row(session: &Session<'_>, id: TallyId) -> Result<Option<Vec<u8>>> {
+    session.get(&table(session), id.to_string().as_bytes())
+}
+
 /// Removes the row itself.
 pub(super) fn erase(session: &Session<'_>, id: TallyId) -> Result<()> {
     let Some(old) = stored(session, id)? else { return Ok(()) };
@@ -360,9 +365,15 @@ fn extent_of(member: &[u8]) -> Result<(Added, bool)> {
     Ok((Added { first: part.cast_unsigned() * PART, count: count.cast_unsigned() }, of_events))
 }
 
-/// Some of the additions to a tally, with their entries.
-pub(super) fn extents(session: &Session<'_>, tally: TallyId, limit: usize) -> Result<Vec<(Vec<u8>, Added)>> {
-    let members = session.range(&of(session, "tally_extents", tally), Tuple::new().all(), limit)?;
+/// Some of the additions to a tally after an entry, with their entries.
+pub(super) fn extents(
+    session: &Session<'_>,
+    tally: TallyId,
+    after: &[u8],
+    limit: usize,
+) -> Result<Vec<(Vec<u8>, Added)>> {
+    let range = ([after, &[0]].concat(), Tuple::new().end());
+    let members = session.range(&of(session, "tally_extents", tally), range, limit)?;
     members.into_iter().map(|member| Ok((member.clone(), extent_of(&member)?.0))).collect()
 }
 
@@ -384,19 +395,26 @@ fn read_part(row: &[u8]) -> Result<PartRow> {
 }
 
 /// A part as it is. One that nobody has touched follows from what was added; `None` if there is none.
-pub(super) fn part(session: &Session<'_>, id: PartId) -> Result<Option<Part>> {
+pub(super) fn part(session: &Session<'_>, id: PartId, known: &Extents) -> Result<Option<Part>> {
     let row = session.get(&of(session, "tally_parts", id.tally), id.part.to_string().as_bytes())?;
     if let Some(row) = row {
         return Ok(Some(read_part(&row)?.part));
     }
-    Ok(extent(session, id)?.and_then(|(added, _)| Part::untouched(added.count, id.part - added.first / PART)))
+    let added = match covering(known, id) {
+        Some(added) => Some(added),
+        None => extent(session, id)?,
+    };
+    Ok(added.and_then(|(added, _)| Part::untouched(added.count, id.part - added.first / PART)))
 }
 
-/// Says that these parts will be read, sorted; and the additions of those that nobody has touched.
+/// Additions that are known, with whether they were of events.
+pub(super) type Extents = Vec<(TallyId, Added, bool)>;
+
+/// Says that these parts will be read, sorted; and the additions of those that nobody has touched. Gives additions that have many.
 pub(super) fn expect_parts<'p>(
     session: &Session<'_>,
     parts: impl Iterator<Item = &'p PartId> + Clone,
-) -> Result<()> {
+) -> Result<Extents> {
     let place = |id: &PartId| (of(session, "tally_parts", id.tally), id.part.to_string().into_bytes());
     let read = |id: &PartId| {
         let (key, field) = place(id);
@@ -408,12 +426,42 @@ pub(super) fn expect_parts<'p>(
         let (key, field) = place(id);
         untouched.extend(session.get(&key, &field)?.is_none().then_some(*id));
     }
+    let mut known = Extents::new();
     let mut expected = Ok(());
     for of_tally in untouched.chunk_by(|a, b| a.tally == b.tally) {
-        let index = of(session, "tally_extents", of_tally[0].tally);
-        expected = session.expect_last(&index, of_tally.iter().map(|id| up_to(*id))).and(expected);
+        let ends = [of_tally.first(), of_tally.last()].into_iter().flatten();
+        expected = expect_extents(session, ends).and(expected);
+    }
+    expected?;
+    let mut expected = Ok(());
+    for of_tally in untouched.chunk_by(|a, b| a.tally == b.tally) {
+        for id in [of_tally.first(), of_tally.last()].into_iter().flatten() {
+            known.extend(extent(session, *id)?.map(|(added, of_events)| (id.tally, added, of_events)));
+        }
+        // Mostly all are of one addition, and then nothing else has to be read, be they ever so many.
+        let others = of_tally.iter().filter(|id| covering(&known, **id).is_none());
+        expected = expect_extents(session, others).and(expected);
+    }
+    expected.map(|()| known)
+}
+
+fn expect_extents<'p>(session: &Session<'_>, parts: impl Iterator<Item = &'p PartId>) -> Result<()> {
+    let mut expected = Ok(());
+    for id in parts {
+        let index = of(session, "tally_extents", id.tally);
+        expected = session.expect_last(&index, [up_to(*id)]).and(expected);
     }
     expected
+}
+
+/// The addition that a part belongs to, if it is known.
+fn covering(known: &Extents, id: PartId) -> Option<(Added, bool)> {
+    let has = |added: &Added| {
+        let first = added.first / PART;
+        (first..first + added.count.div_ceil(PART)).contains(&id.part)
+    };
+    let found = known.iter().rev().find(|(tally, added, _)| *tally == id.tally && has(added));
+    found.map(|(_, added, of_events)| (*added, *of_events))
 }
 
 /// Says that these tallies will be read.
@@ -436,7 +484,8 @@ fn up_to(id: PartId) -> (Vec<u8>, Vec<u8>) {
 /// One item as it is; `None` if it was never added.
 pub(super) fn item(session: &Session<'_>, item: TallyItem) -> Result<Option<ItemRow>> {
     let id = PartId { tally: item.tally, part: item.number / PART };
-    let (Some(part), Some((_, of_events))) = (part(session, id)?, extent(session, id)?) else {
+    let (Some(part), Some((_, of_events))) = (part(session, id, &Extents::new())?, extent(session, id)?)
+    else {
         return Ok(None);
     };
     Ok(ItemRow::of(item.number, &part, of_events))
@@ -448,8 +497,8 @@ pub(super) fn has_child(session: &Session<'_>, item: TallyItem) -> Result<bool> 
     Ok(!session.range(&session.key(PARENTS), children, 1)?.is_empty())
 }
 
-/// Writes a part back, or for the first time. Those under way are also in a table that counting needs.
-pub(super) fn write_part(session: &Session<'_>, id: PartId, part: &Part, now: Time) {
+/// Writes a part back, or for the first time. What happened in those under way is also summed, for all who look at the tally.
+pub(super) fn write_part(session: &Session<'_>, id: PartId, part: &Part, now: Time) -> Result<()> {
     let row = Packer::new()
         .number(i64::from(part.items()))
         .number(i64::from(part.left()))
@@ -457,35 +506,39 @@ pub(super) fn write_part(session: &Session<'_>, id: PartId, part: &Part, now: Ti
         .optional(part.pending_bytes().as_deref())
         .optional(part.failed_bytes().as_deref())
         .done();
-    let field = id.part.to_string();
-    session.put(of(session, "tally_parts", id.tally), field.as_bytes(), row);
-    let open = of(session, "tally_open_parts", id.tally);
-    match part.left() {
-        0 => session.remove(open, field),
-        _ => {
-            let sums = [i64::from(part.done()), i64::from(part.failed()), now.0];
-            session.put(open, field, Packer::new().numbers(&sums).done());
-        }
-    }
+    let (parts, field) = (of(session, "tally_parts", id.tally), id.part.to_string());
+    let before = session.get(&parts, field.as_bytes())?.map(|row| read_part(&row)).transpose()?;
+    let under_way = |part: Option<&Part>| match part.filter(|part| part.left() > 0) {
+        Some(part) => [i64::from(part.done()), i64::from(part.failed())],
+        None => [0, 0],
+    };
+    let (was, is) = (under_way(before.as_ref().map(|before| &before.part)), under_way(Some(part)));
+    let sums = of(session, UNDER_WAY, id.tally);
+    session.sum(sums.clone(), "done", is[0] - was[0]);
+    session.sum(sums.clone(), "failed", is[1] - was[1]);
+    session.put(sums, "active_at", now.0.to_string().into_bytes());
+    session.put(parts, field, row);
+    Ok(())
 }
 
-/// What happened in the parts that are under way.
+/// What happened in the parts of a tally that are under way, and when something last did.
+const UNDER_WAY: &str = "tally_under_way";
+
 pub(super) fn unfinished(session: &Session<'_>, tally: TallyId) -> Result<Unfinished> {
-    let mut sums = Unfinished::default();
-    for row in session.all(&of(session, "tally_open_parts", tally))?.into_values() {
-        if let [done, failed, active_at] = Unpacker::new(&row).numbers()?[..] {
-            sums.done += done.cast_unsigned();
-            sums.failed += failed.cast_unsigned();
-            sums.active_at = sums.active_at.max(Some(Time(active_at)));
-        }
-    }
-    Ok(sums)
+    let sums = session.all(&of(session, UNDER_WAY, tally))?;
+    let sum = |name: &str| sums.get(name.as_bytes()).map(|sum| number(Some(sum.clone())));
+    let count = |name: &str| sum(name).unwrap_or(0).max(0).cast_unsigned();
+    let active_at = sum("active_at").map(Time);
+    Ok(Unfinished { done: count("done"), failed: count("failed"), active_at })
 }
 
-/// How many parts are finished, and what happened in them.
-pub(super) fn finished(session: &Session<'_>, tally: TallyId) -> Result<(u64, Unfinished)> {
+/// How many of these parts are finished, and what happened in them.
+pub(super) fn finished(session: &Session<'_>, tally: TallyId, parts: &[u64]) -> Result<(u64, Unfinished)> {
+    let table = of(session, "tally_parts", tally);
+    session.expect(parts.iter().map(|part| hget(&table, part.to_string().as_bytes())))?;
     let (mut count, mut sums) = (0, Unfinished::default());
-    for row in session.all(&of(session, "tally_parts", tally))?.into_values() {
+    for part in parts {
+        let Some(row) = session.get(&table, part.to_string().as_bytes())? else { continue };
         let PartRow { part, active_at } = read_part(&row)?;
         if part.left() == 0 {
             count += 1;
@@ -499,7 +552,7 @@ pub(super) fn finished(session: &Session<'_>, tally: TallyId) -> Result<(u64, Un
 
 /// Forgets all parts of a tally that is gone: the server frees them beside its work.
 pub(super) fn forget_parts(session: &Session<'_>, tally: TallyId) {
-    for what in ["tally_parts", "tally_open_parts"] {
+    for what in ["tally_parts", UNDER_WAY] {
         session.forget(of(session, what, tally));
     }
 }

@@ -3,10 +3,11 @@
 use super::rows::{self, Stored};
 use crate::error::Result;
 use crate::model::id::TallyId;
-use crate::model::tally::TallyState;
 use crate::model::tally::part::PART;
+use crate::model::tally::{Added, TallyState};
 use crate::model::time::Time;
-use crate::plan::tally::TallyRow;
+use crate::plan::tally::{TallyRow, Unfinished};
+use crate::store::redis::RedisStore;
 use crate::store::redis::session::Session;
 use crate::store::redis::tuple::{Columns, Tuple};
 use crate::store::tally::{GRACE, RECOUNT, RECOUNTS, REMOVED};
@@ -17,21 +18,84 @@ const REMOVALS: usize = 100;
 /// What removing may cost in one step, in rows.
 const ROWS: i64 = 1_000;
 
-pub(in crate::store::redis) fn sweep(session: &Session<'_>, sweep: SweepTallies) -> Result<SweptTallies> {
-    let mut swept = SweptTallies::default();
-    expire(session, sweep.limit, &mut swept)?;
-    recount(session, &mut swept)?;
-    for (open, kept) in [(true, sweep.keep_open), (false, sweep.keep_sealed)] {
-        let idle_since = session.now.before(kept);
-        let reaped =
-            reap(session, &ReapTallies { open, idle_since, topic: None, limit: sweep.limit, now: None })?;
-        swept.reaped += reaped.tallies;
-        swept.more |= reaped.more;
+/// How many tallies one step looks at.
+const STEP: u32 = 100;
+/// How many parts, and how many additions, are counted at a time.
+const PARTS: usize = 500;
+const EXTENTS: usize = 500;
+
+impl RedisStore {
+    pub(in crate::store::redis) async fn sweep_tallies_in_steps(
+        &self,
+        sweep: SweepTallies,
+    ) -> Result<SweptTallies> {
+        let (now, limit) = (sweep.now, sweep.limit.min(STEP));
+        let mut swept = self.write(now, |session: &Session<'_>| expire(session, limit)).await?;
+        for tally in self.read(now, unchecked).await? {
+            let counted = self.count_parts(now, tally).await?;
+            if self.write(now, |session: &Session<'_>| recount(session, tally, &counted)).await? {
+                swept.repaired += 1;
+                swept.news.push(tally);
+            }
+        }
+        for (open, kept) in [(true, sweep.keep_open), (false, sweep.keep_sealed)] {
+            let idle = |session: &Session<'_>| {
+                let idle_since = session.now.before(kept);
+                reap(session, &ReapTallies { open, idle_since, topic: None, limit, now: None })
+            };
+            let reaped = self.write(now, idle).await?;
+            swept.reaped += reaped.tallies;
+            swept.more |= reaped.more;
+        }
+        Ok(swept)
     }
-    Ok(swept)
+
+    /// Counts the parts of a tally anew, some at a time: there may be any number of them.
+    async fn count_parts(&self, now: Option<Time>, tally: TallyId) -> Result<Counted> {
+        let row = self.read(now, |session: &Session<'_>| rows::row(session, tally)).await?;
+        let mut counted = Counted { row, ..Counted::default() };
+        let mut after = Vec::new();
+        loop {
+            let page = |session: &Session<'_>| rows::extents(session, tally, &after, EXTENTS);
+            let extents = self.read(now, page).await?;
+            let parts_of = |(_, added): &(Vec<u8>, Added)| {
+                let first = added.first / PART;
+                first..first + added.count.div_ceil(PART)
+            };
+            let parts: Vec<u64> = extents.iter().flat_map(parts_of).collect();
+            for some in parts.chunks(PARTS) {
+                let look = |session: &Session<'_>| rows::finished(session, tally, some);
+                counted.add(some.len(), self.read(now, look).await?);
+            }
+            match extents.into_iter().next_back() {
+                Some((last, _)) => after = last,
+                None => return Ok(counted),
+            }
+        }
+    }
 }
 
-fn expire(session: &Session<'_>, limit: u32, swept: &mut SweptTallies) -> Result<()> {
+/// The parts of a tally, counted while its row was this.
+#[derive(Default)]
+struct Counted {
+    row: Option<Vec<u8>>,
+    added: u64,
+    finished: u64,
+    sums: Unfinished,
+}
+
+impl Counted {
+    fn add(&mut self, parts: usize, (finished, sums): (u64, Unfinished)) {
+        self.added += parts as u64;
+        self.finished += finished;
+        self.sums.done += sums.done;
+        self.sums.failed += sums.failed;
+        self.sums.active_at = self.sums.active_at.max(sums.active_at);
+    }
+}
+
+fn expire(session: &Session<'_>, limit: u32) -> Result<SweptTallies> {
+    let mut swept = SweptTallies::default();
     let range = (Tuple::new().bytes(), Tuple::new().with(&[session.now.0.saturating_add(1)]).bytes());
     for mut row in rows::find_some(session, rows::EXPIRY, range, limit as usize, |_| true)? {
         let mut outbox = Vec::new();
@@ -40,27 +104,31 @@ fn expire(session: &Session<'_>, limit: u32, swept: &mut SweptTallies) -> Result
         swept.expired += 1;
         swept.news.push(row.id);
     }
-    swept.more |= swept.expired >= u64::from(limit);
-    Ok(())
+    swept.more = swept.expired >= u64::from(limit);
+    Ok(swept)
 }
 
-/// Proves that sealed tallies are not stuck: every hour their parts are counted anew.
-fn recount(session: &Session<'_>, swept: &mut SweptTallies) -> Result<()> {
+/// The sealed tallies that are to be counted anew: every hour.
+fn unchecked(session: &Session<'_>) -> Result<Vec<TallyId>> {
     let before = session.now.before(RECOUNT).0.saturating_add(1);
     let range = (Tuple::new().bytes(), Tuple::new().with(&[before]).bytes());
-    for mut row in rows::find_some(session, rows::UNCHECKED, range, RECOUNTS as usize, |_| true)? {
-        let added: u64 =
-            rows::extents(session, row.id, usize::MAX)?.iter().map(|(_, a)| a.count.div_ceil(PART)).sum();
-        let (finished, sums) = rows::finished(session, row.id)?;
-        let mut outbox = Vec::new();
-        if row.recount(added.saturating_sub(finished), sums, session.now, &mut outbox) {
-            swept.repaired += 1;
-            swept.news.push(row.id);
-            rows::write(session, &row, &outbox)?;
-        }
-        rewrite(session, row.id, |stored| stored.checked_at = session.now.0)?;
+    let found = rows::find_some(session, rows::UNCHECKED, range, RECOUNTS as usize, |_| true)?;
+    Ok(found.into_iter().map(|row| row.id).collect())
+}
+
+/// Proves that a sealed tally is not stuck, and gives whether it was. Whoever finishes a part changes its row: if that is still what
+/// it was, what was counted is so; if not, it is not stuck.
+fn recount(session: &Session<'_>, tally: TallyId, counted: &Counted) -> Result<bool> {
+    let unchanged = rows::row(session, tally)? == counted.row;
+    let Some(mut row) = rows::one(session, tally)? else { return Ok(false) };
+    let mut outbox = Vec::new();
+    let left = counted.added.saturating_sub(counted.finished);
+    let repaired = unchanged && row.recount(left, counted.sums, session.now, &mut outbox);
+    if repaired {
+        rows::write(session, &row, &outbox)?;
     }
-    Ok(())
+    rewrite(session, tally, |stored| stored.checked_at = session.now.0)?;
+    Ok(repaired)
 }
 
 /// Removes what is idle. `idle_since` of a row is never later than its last activity: those it names are looked at closely, and
@@ -128,7 +196,7 @@ fn clear_removed(session: &Session<'_>) -> Result<bool> {
 fn clear(session: &Session<'_>, tally: TallyId, limit: i64) -> Result<i64> {
     rows::forget_parts(session, tally);
     let mut cleared = 1;
-    for (member, _) in rows::extents(session, tally, limit as usize)? {
+    for (member, _) in rows::extents(session, tally, &[], limit as usize)? {
         rows::remove_extent(session, tally, member);
         cleared += 1;
     }

@@ -1,0 +1,59 @@
+//! Keys that go on: what waited behind them is ready again. There may be any number of slices, and while a script moves them everybody
+//! else waits; so a step moves some, and notes where there are more. Claims move the rest, and leave such a lane alone until then: what
+//! was emitted later must not come first.
+
+use super::rows::{entries, load, remove_parked, write_slice};
+use super::session::Session;
+use super::tuple::{Columns, Tuple};
+use crate::error::Result;
+use crate::model::id::{LaneId, SubscriptionId};
+use crate::model::lane::hash;
+use crate::model::slice::{Slice, State};
+use std::collections::BTreeSet;
+
+/// How many slices one step moves.
+pub(super) const MOST: usize = 200;
+
+/// The keys whose slices are on their way, as lane and hash.
+pub(super) fn table(session: &Session<'_>, id: SubscriptionId) -> Vec<u8> {
+    session.key(&format!("unparking:{id}"))
+}
+
+/// A key waits no longer. Keys of the same hash come along; the next claim sets them aside again.
+pub(super) fn unpark(session: &Session<'_>, id: SubscriptionId, lane: LaneId, key: &str) -> Result<()> {
+    remove_parked(session, id, lane, key)?;
+    let place = [lane.0, i64::from(hash(key))];
+    if move_some(session, id, place)? {
+        session.put(table(session, id), Tuple::new().with(&place).bytes(), Vec::new());
+    }
+    Ok(())
+}
+
+/// Goes on with keys whose slices are on their way. Gives the lanes that nobody may take from in this step.
+pub(super) fn go_on(session: &Session<'_>, id: SubscriptionId) -> Result<BTreeSet<LaneId>> {
+    let mut lanes = BTreeSet::new();
+    for field in session.all(&table(session, id))?.into_keys() {
+        let mut columns = Columns(&field);
+        let place = [columns.number(), columns.number()];
+        lanes.insert(LaneId(place[0]));
+        if session.room.get() > 0 && !move_some(session, id, place)? {
+            session.remove(table(session, id), field);
+        }
+    }
+    Ok(lanes)
+}
+
+/// Moves as many slices as the step has room for, the first ones first. They become ready, or suspect if they had crashes. True if
+/// there are more.
+fn move_some(session: &Session<'_>, id: SubscriptionId, [lane, hash]: [i64; 2]) -> Result<bool> {
+    let room = session.room.get();
+    let range = Tuple::new().with(&[State::Parked as i64, lane, hash]).all();
+    let found = entries(session, id, range, room + 1)?;
+    let some = &found[..found.len().min(room)];
+    for slice in load(session, some)? {
+        let state = if slice.crashes > 0 { State::Suspect } else { State::Ready };
+        write_slice(session, &Slice { state, rank: 0, ..slice })?;
+    }
+    session.takes_room(some.len());
+    Ok(found.len() > some.len())
+}

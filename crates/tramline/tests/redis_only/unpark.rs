@@ -1,0 +1,64 @@
+//! A key that goes on with much behind it: some at a time, and in order.
+
+use crate::bed::{Server, claim_at, done, emit, subscribe};
+use redis::Value;
+use std::time::Duration;
+use tramline::Event;
+use tramline::model::id::EventId;
+use tramline::model::outcome::Outcome;
+use tramline::model::subscription::Ordering;
+use tramline::store::Store;
+use tramline::store::redis::RedisStore;
+use tramline::store::verbs::{Claimed, Settle, SettleSlice};
+
+/// More than two steps move.
+const BEHIND: usize = 450;
+
+async fn emit_one(store: &RedisStore) -> EventId {
+    emit(store, vec![Event::new("t", "x").key("k")]).await.unwrap().events[0].id
+}
+
+fn ids(claimed: &Claimed) -> Vec<EventId> {
+    claimed.slices.iter().flat_map(|slice| &slice.events).map(|event| event.event.id).collect()
+}
+
+/// All of it was moved by the script that settled the event before it, however much it was, and the server stood still.
+#[tokio::test]
+async fn what_waits_behind_a_key_comes_back_in_order_and_in_steps() {
+    let server = Server::start();
+    let store = server.open().await.unwrap();
+    let id = subscribe(&store, Ordering::Key).await;
+    let first = emit_one(&store).await;
+    let now = store.now().await.unwrap();
+    let claimed = claim_at(&store, id, 10, Some(now)).await.unwrap();
+    let lease = claimed.slices[0].lease;
+    let retry = SettleSlice { lease, outcomes: vec![(first.index(), Outcome::retry("not yet"))] };
+    let retry = Settle { subscription: id, results: vec![retry], worker: None, now: Some(now) };
+    store.settle(retry).await.unwrap();
+    let mut behind = Vec::new();
+    for _ in 0..BEHIND {
+        behind.push(emit_one(&store).await);
+    }
+    // Claims set aside what waits for its key, some at a time, too.
+    while claim_at(&store, id, 1000, Some(now)).await.unwrap().next_due == Some(now) {}
+    assert_eq!(store.stats(id, Some(now)).await.unwrap().counts.parked, BEHIND as u64);
+
+    let later = now.after(Duration::from_secs(400));
+    let claimed = claim_at(&store, id, 10, Some(later)).await.unwrap();
+    assert_eq!(ids(&claimed), [first]);
+    done(&store, id, &claimed).await.unwrap();
+    let on_their_way = format!("{{tramline}}:unparking:{id}");
+    assert_eq!(server.command(&["HLEN", &on_their_way]).await, Value::Int(1));
+    // This one is ready at once, and must not come first.
+    behind.push(emit_one(&store).await);
+    let mut ran = Vec::new();
+    while ran.len() < behind.len() {
+        let claimed = claim_at(&store, id, 64, Some(later)).await.unwrap();
+        assert!(!claimed.slices.is_empty() || claimed.next_due == Some(later), "{} ran", ran.len());
+        ran.extend(ids(&claimed));
+        done(&store, id, &claimed).await.unwrap();
+    }
+    assert_eq!(ran, behind);
+    assert_eq!(server.command(&["EXISTS", &on_their_way]).await, Value::Int(0));
+    assert_eq!(store.stats(id, Some(later)).await.unwrap().counts.pending(), 0);
+}
