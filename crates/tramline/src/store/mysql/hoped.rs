@@ -133,9 +133,10 @@ fn take_keys_sql(entries: &[Option<Entry>], packet: usize) -> Vec<String> {
                 texts(some.iter().copied())
             );
             sql.push(format!("SELECT topic, `key`, hash, receipt, expires_at {these}"));
+            // Not SET .. = (SELECT ..), which would lock what it reads.
             sql.push(format!(
-                "SET {IN_THE_WAY} = {IN_THE_WAY} + \
-                 (SELECT COUNT(*) {these} AND receipt <> '' AND expires_at > @tramline_now)"
+                "SELECT {IN_THE_WAY} + COUNT(*) INTO {IN_THE_WAY} {these} \
+                 AND receipt <> '' AND expires_at > @tramline_now"
             ));
         }
     }

@@ -21,8 +21,9 @@ pub(super) async fn standings(session: &mut Session<'_>, names: &BTreeSet<Name>)
 /// The same if nothing is in the way yet; and then, counts those that are in the way of another event.
 pub(super) fn hoped_sql(names: &BTreeSet<Name>, catalog: &Catalog) -> Vec<String> {
     let mut sql = standings_sql(names, catalog, &format!("{IN_THE_WAY} = 0"));
-    let count = format!("SET {IN_THE_WAY} = {IN_THE_WAY} + (SELECT COUNT(*) FROM");
-    let counts = format!(" WHERE u.event <> 0 AND (u.until > @tramline_now OR {}))", is_pending(catalog));
+    // Not SET .. = (SELECT ..), which would lock the slices that it reads.
+    let count = format!("SELECT {IN_THE_WAY} + COUNT(*) INTO {IN_THE_WAY} FROM");
+    let counts = format!(" WHERE u.event <> 0 AND (u.until > @tramline_now OR {})", is_pending(catalog));
     sql.extend(named(names.iter(), &count, &counts));
     sql
 }

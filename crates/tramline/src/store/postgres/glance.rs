@@ -65,24 +65,8 @@ impl Glances {
     }
 }
 
-/// One statement, so that rules and events are those of one moment; who sets a rule waits for it like for every claim. It writes no slice that is not there, so the subscription
-/// need not be locked against deletion. Slices that are not small stay for a whole look.
-const GLANCE: &str = "UPDATE tramline_slice s \
-    SET state = 1, owner = $3, epoch = s.epoch + 1, due_at = f.moment + $4, pos = f.moment + $4 \
-    FROM (SELECT d.chunk, d.id, n.moment \
-        FROM (SELECT tramline_now() AS moment, set_config('synchronous_commit', 'off', true), \
-            pg_advisory_xact_lock_shared('tramline_rule'::regclass::oid::int, $2::int) OFFSET 0) n, tramline_slice d \
-        WHERE d.subscription = $2 AND d.state = 0 AND d.lane = 0 AND d.rank = 5 AND d.pos <= n.moment \
-        AND (SELECT m.value FROM tramline_meta m WHERE m.name = 'catalog') = $1 \
-        AND NOT EXISTS (SELECT FROM tramline_rule r WHERE r.subscription = $2) \
-        ORDER BY d.pos LIMIT $5 FOR UPDATE OF d SKIP LOCKED) f \
-    JOIN tramline_chunk c ON c.chunk = f.chunk \
-    WHERE s.chunk = f.chunk AND s.id = f.id AND bit_count(s.mask::bit(64)) <= $6 AND s.bytes <= $7 \
-    RETURNING s.chunk, s.id, s.subscription, s.state, s.lane, s.rank, s.mask, s.due_at, s.attempts, s.crashes, s.alone, \
-    s.epoch, s.owner, s.replayed, s.bytes, s.error, c.topic, c.emitted_at, c.meta, c.prevs, c.mains, c.body, f.moment";
-
 impl PostgresStore {
-    /// What came since the last look. `None` where that is nothing, or where one has to look at everything.
+    /// What came since the last look; see `migrations/0003_claim.sql`. `None` where that is nothing, or where one has to look at everything.
     pub(super) async fn glance(
         &self,
         claim: &Claim,
@@ -97,7 +81,8 @@ impl PostgresStore {
         let id = claim.subscription;
         let Some(look) = self.glances.last(id, Instant::now(), version) else { return Ok(None) };
         let taker = Taker::new(claim, policy, Time(0));
-        let query = self.texts.query(GLANCE).bind(version).bind(id.0).bind(claim.owner.0).bind(taker.until.0);
+        let sql = "SELECT * FROM tramline_glance($1, $2, $3, $4, $5, $6, $7)";
+        let query = self.texts.query(sql).bind(version).bind(id.0).bind(claim.owner.0).bind(taker.until.0);
         let query = query.bind(i64::from(SLICES)).bind(i64::from(taker.events / SLICES));
         let query = query.bind(taker.bytes / i64::from(SLICES));
         let mut conn = self.connection().await?;
@@ -115,7 +100,7 @@ impl PostgresStore {
             raw.slices.push(slice);
         }
         raw.next_due = Some(look.next_due.unwrap_or(Time::NEVER).min(look.now.after(MOMENT)).min(raw.until));
-        if rows.len() == SLICES as usize {
+        if rows.len() >= SLICES as usize {
             self.glances.forget(id);
             raw.next_due = Some(now);
         }

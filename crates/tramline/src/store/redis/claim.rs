@@ -46,9 +46,11 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<Option<RawCl
     }
     raw.backfilling = is_filling(session, claim.subscription)?;
     let policy = &subscription.policy;
-    if policy.limits.is_none() {
-        take_all(session, claim, policy, None, &mut raw)?;
-    } else if !take_limited(session, claim, policy, &mut raw)? {
+    let is_over = match policy.limits.is_none() {
+        true => take_all(session, claim, policy, None, &mut raw)?,
+        false => take_limited(session, claim, policy, &mut raw)?,
+    };
+    if !is_over {
         return Ok(None);
     }
     raw.news = session.finish()?;
@@ -56,13 +58,15 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<Option<RawCl
     Ok(Some(raw))
 }
 
-/// Takes no more than the limits of the subscription allow. False if it is not known yet what they allow.
+/// Takes no more than the limits of the subscription allow. False if it is not known yet what they allow, or it takes another step.
 fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut RawClaim) -> Result<bool> {
     let id = claim.subscription;
     let Some(mut limit) = limit::lay(session, claim, policy)? else { return Ok(false) };
     if !limit.is_reached() {
         let clipped = limit.clip(claim);
-        take_all(session, &clipped, policy, limit.crowd.as_mut(), raw)?;
+        if !take_all(session, &clipped, policy, limit.crowd.as_mut(), raw)? {
+            return Ok(false);
+        }
     }
     let starts = limit.end(raw);
     if !raw.slices.is_empty() {
@@ -77,17 +81,20 @@ fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut
     Ok(true)
 }
 
+/// False if nothing was taken, but another step may take something.
 fn take_all(
     session: &Session<'_>,
     claim: &Claim,
     policy: &Policy,
     mut crowd: Option<&mut Crowd>,
     raw: &mut RawClaim,
-) -> Result<()> {
+) -> Result<bool> {
     for _ in 0..ROUNDS {
         let mut taker = Taker::new(claim, policy, session.now);
         if policy.is_ordered() {
-            order::claim(session, claim, policy, &mut taker, raw)?;
+            if !order::claim(session, claim, policy, &mut taker, raw)? {
+                return Ok(false);
+            }
         } else {
             unordered(session, claim, policy, crowd.as_deref_mut(), &mut taker, raw)?;
         }
@@ -99,7 +106,7 @@ fn take_all(
             break;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Says what every claim reads first.

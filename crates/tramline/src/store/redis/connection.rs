@@ -84,7 +84,7 @@ impl Connection {
         self.send_once(command, breaks).await
     }
 
-    /// One command, once. Counts errors: after one, it may be another server.
+    /// One command, once. Counts errors after which it may be another server.
     pub(super) async fn send_once(&self, command: &Cmd, breaks: &AtomicU64) -> RedisResult<Value> {
         let answer = match self {
             Connection::Server(server) => server.send(command).await,
@@ -93,7 +93,7 @@ impl Connection {
                 answer.and_then(Value::extract_error)
             }
         };
-        if answer.is_err() {
+        if answer.as_ref().is_err_and(may_be_another) {
             breaks.fetch_add(1, SeqCst);
         }
         answer
@@ -137,6 +137,11 @@ pub(super) fn was_not_done(error: &RedisError) -> bool {
         || matches!(error.kind(), ErrorKind::ClusterConnectionNotFound)
         || error.is_connection_refusal()
         || is_replica(error)
+}
+
+/// True unless the server that everybody knows has answered, be it that it is full.
+fn may_be_another(error: &RedisError) -> bool {
+    was_not_done(error) || was_lost(error) || code(error) == "NOSCRIPT"
 }
 
 fn was_lost(error: &RedisError) -> bool {

@@ -32,30 +32,28 @@ type Span = (Vec<u8>, Vec<u8>);
 /// How many slices a claim takes, about: a script has to end soon.
 const MOST: usize = 300;
 
-/// Takes from as many lanes as needed, the worker's own first.
+/// Takes from as many lanes as needed, the worker's own first. False if nothing was taken, but another step may take something.
 pub(super) fn claim(
     session: &Session<'_>,
     claim: &Claim,
     policy: &Policy,
     taker: &mut Taker,
     raw: &mut RawClaim,
-) -> Result<()> {
+) -> Result<bool> {
     raw.until = taker.until;
     let id = claim.subscription;
     let (chosen, cut_short) = session.loosely(|| oldest_work(session, claim))?;
     expect_work(session, id, &chosen)?;
     let unparking = unpark::go_on(session, id)?;
-    if !unparking.is_empty() {
-        raw.next_due = Some(session.now);
-    }
+    let mut more = !unparking.is_empty();
     for work in chosen.into_iter().filter(|work| !unparking.contains(&work.lane.lane)) {
         if taker.is_full() {
-            return Ok(());
+            return Ok(true);
         }
         let open = |lane: &Lane| lane.is_open_to(claim.owner, &claim.known, session.now);
         let Some(lane) = one_lane(session, id, work.lane.lane)?.filter(open) else { continue };
         if !is_still(session, id, &work)? {
-            raw.next_due = Some(session.now);
+            more = true;
             continue;
         }
         let mut ready = load(session, &work.ready)?;
@@ -63,6 +61,11 @@ pub(super) fn claim(
         let mut changes = Changes::default();
         if view.lane.is_lapsed(claim.owner, &claim.known, session.now) {
             take_over_lapsed(session, &mut view, policy, raw)?;
+            if unpark::is_under_way(session, id, view.lane.lane)? {
+                write_lane(session, &view.lane);
+                more = true;
+                continue;
+            }
             // Keys may have gone on, and their events come before what was read above.
             ready = self::ready(session, claim.subscription, view.lane.lane, taker.events)?;
         }
@@ -72,18 +75,18 @@ pub(super) fn claim(
             write_lane(session, &view.lane);
         }
         if done {
-            return Ok(());
+            return Ok(true);
         }
     }
     // Where nothing was taken, it is not because there was too much.
-    if cut_short && !raw.slices.is_empty() {
+    if more || (cut_short && !raw.slices.is_empty()) {
         raw.next_due = Some(session.now);
     }
     if !taker.is_full() {
         let next = session.loosely(|| next_due(session, id))?;
         raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
-    Ok(())
+    Ok(!more || !raw.slices.is_empty() || raw.suspects_wait)
 }
 
 /// A lane whose lease has ended: what was taken under it becomes suspect, or interrupted.
@@ -135,6 +138,10 @@ fn take_from(
             break;
         }
         if !session.takes_room(suspects.len()) {
+            raw.next_due = Some(session.now);
+            return Ok(false);
+        }
+        if unpark::is_under_way(session, id, lane)? {
             raw.next_due = Some(session.now);
             return Ok(false);
         }
@@ -191,7 +198,7 @@ fn take_from(
         // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
         apply(session, id, changes)?;
         *changes = Changes::default();
-        if !session.takes_room(looked) {
+        if !session.takes_room(looked) || unpark::is_under_way(session, id, lane)? {
             break;
         }
         ready = self::ready(session, id, lane, taker.events)?;

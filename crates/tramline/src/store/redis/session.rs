@@ -93,13 +93,20 @@ impl Numbers {
 /// the same again, else it would never have read enough.
 pub(super) struct Draws<'a> {
     numbers: &'a Numbers,
+    breaks: u64,
     /// How many were drawn each time, and the first of them.
     drawn: Mutex<Vec<(i64, i64)>>,
 }
 
 impl<'a> Draws<'a> {
     pub(super) fn new(numbers: &'a Numbers) -> Draws<'a> {
-        Draws { numbers, drawn: Mutex::default() }
+        Draws { numbers, breaks: numbers.breaks(), drawn: Mutex::default() }
+    }
+
+    /// True if something went wrong since the step began, and it has numbers that another server may not know of.
+    pub(super) fn are_doubtful(&self) -> bool {
+        let drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        !drawn.is_empty() && self.breaks != self.numbers.breaks()
     }
 
     fn get(&self, at: usize, count: i64) -> Option<i64> {

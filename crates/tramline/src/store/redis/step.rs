@@ -152,6 +152,9 @@ impl RedisStore {
             if kind == Step::Read || (trips == 0 && writes.is_empty()) {
                 return Ok(Tried::Over(result));
             }
+            if draws.are_doubtful() {
+                return Ok(Tried::Changed);
+            }
             let next_chunk = writes.field(&self.key("meta"), b"chunk").map(<[u8]>::to_vec);
             let lanes = writes.fields_under(&self.key("lanes:"));
             return Ok(match self.commit(&seen, writes, kind, None).await? {

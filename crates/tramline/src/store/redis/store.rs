@@ -16,11 +16,15 @@ use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
+use crate::store::claimed::RawClaim;
 use crate::store::deleted::InTheWay;
 use crate::store::verbs::*;
 use crate::store::verbs_tally::*;
 use async_trait::async_trait;
 use std::sync::Arc;
+
+/// How many steps a claim takes before it has found something to take.
+const CLAIM_STEPS: u32 = 64;
 
 #[async_trait]
 impl Store for RedisStore {
@@ -96,10 +100,19 @@ impl Store for RedisStore {
         if let Some((raw, catalog)) = self.claim_at_once(&claim).await? {
             return raw.decode(&catalog);
         }
-        let take = |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.catalog()));
+        let take =
+            |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.now, session.catalog()));
+        let mut steps = 0;
         let (raw, catalog) = loop {
-            if let (Some(raw), catalog) = self.write(claim.now, take).await? {
-                break (raw, catalog);
+            let (raw, now, catalog) = self.write(claim.now, take).await?;
+            steps += 1;
+            match raw {
+                Some(raw) => break (raw, catalog),
+                // The caller comes again.
+                None if steps == CLAIM_STEPS => {
+                    break (RawClaim { now, next_due: Some(now), ..RawClaim::default() }, catalog);
+                }
+                None => {}
             }
         };
         if raw.stopped_by.is_none() && !raw.backfilling {

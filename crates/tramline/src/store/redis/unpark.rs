@@ -43,6 +43,12 @@ pub(super) fn go_on(session: &Session<'_>, id: SubscriptionId) -> Result<BTreeSe
     Ok(lanes)
 }
 
+/// True if slices of a lane are on their way: those that are ready may be later ones.
+pub(super) fn is_under_way(session: &Session<'_>, id: SubscriptionId, lane: LaneId) -> Result<bool> {
+    let fields = session.all(&table(session, id))?;
+    Ok(fields.into_keys().any(|field| Columns(&field).number() == lane.0))
+}
+
 /// Moves as many slices as the step has room for, the first ones first. They become ready, or suspect if they had crashes. True if
 /// there are more.
 fn move_some(session: &Session<'_>, id: SubscriptionId, [lane, hash]: [i64; 2]) -> Result<bool> {
