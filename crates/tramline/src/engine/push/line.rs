@@ -297,7 +297,8 @@ impl Line {
             }
             Err(attempt) => {
                 self.scribe.written(self.scribe.note(*attempt)).await;
-                if self.standing.borrow().closed_until(self.shared.tram.clock()).is_none() {
+                // Not by whether it is closed now: by the time this is known, it may be open again.
+                if self.standing.borrow().health.failed == standing.health.failed {
                     // It could not be written down, so that nothing says when to ask again.
                     return Err(Error::unavailable("a refusal was not recorded", "wait for the store"));
                 }
