@@ -18,7 +18,7 @@ const RETRY: &str = "retry";
 const KEYS: u64 = 7;
 const EMITTERS: u64 = 3;
 const WORKERS: usize = 2;
-const LEASE_MS: i64 = 1_000;
+const LEASE_MS: i64 = 2_000;
 /// An answer whose lease is about to end may be somebody else's by now.
 const SPARE_MS: i64 = 300;
 /// After one more crash alone an event has two left, of three.

@@ -52,8 +52,9 @@ impl Metrics {
             events += count;
         }
         self.claimed.add(subscription, events);
-        // Only what came while somebody was waiting tells how long a hint takes.
-        if let Some(newest) = newest.filter(|newest| *newest >= claimed.now.before(waited)) {
+        // Only what came while somebody was waiting tells how long a hint takes. Both times are cut to milliseconds.
+        let since = claimed.now.before(waited + Duration::from_millis(1));
+        if let Some(newest) = newest.filter(|newest| *newest >= since) {
             self.wake_lag.observe("", claimed.now.since(newest));
         }
     }
