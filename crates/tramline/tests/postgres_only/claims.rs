@@ -3,6 +3,7 @@
 use crate::bed::{Private, event, ids, server};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use std::time::Duration;
+use tramline::model::mask::Mask;
 use tramline::model::rule::RuleKind;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
@@ -32,6 +33,29 @@ async fn a_claim_reads_only_what_is_due() {
         !plan.contains("Seq Scan") && !plan.contains("Rows Removed by Filter") && !plan.contains("Sort"),
         "{plan}"
     );
+    store.close().await;
+}
+
+/// The claim in one call splits masks by itself.
+#[tokio::test]
+async fn the_server_splits_masks_as_the_program_does() {
+    let store = Private::open().await;
+    let pool = store.pool().await;
+    let sql = format!("SELECT {}.tramline_lowest($1, $2)", store.schema);
+    for mask in
+        [0, 1, i64::MIN, -1, i64::MAX, 0x5555_5555_5555_5555, -0x5555_5555_5555_5556, i64::MIN | 0b1011]
+    {
+        for wanted in [0, 1, 2, 31, 32, 33, 63, 64, 70] {
+            let lowest = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql.clone()));
+            let lowest = lowest.bind(mask).bind(i64::from(wanted)).fetch_one(&pool).await.unwrap();
+            assert_eq!(
+                Mask::from_i64(lowest),
+                Mask::from_i64(mask).split_lowest(wanted).0,
+                "{mask:x} {wanted}"
+            );
+        }
+    }
+    pool.close().await;
     store.close().await;
 }
 

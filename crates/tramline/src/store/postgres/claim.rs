@@ -52,7 +52,7 @@ impl PostgresStore {
             return Ok(Due::Undecided);
         }
         let taker = Taker::new(claim, policy, Time(0));
-        let sql = "SELECT * FROM tramline_claim_due($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+        let sql = "SELECT * FROM tramline_claim_due($1, $2, $3, $4, $5, $6, $7, $8)";
         let query = self
             .texts
             .query(sql)
@@ -63,8 +63,7 @@ impl PostgresStore {
             .bind(taker.until.0)
             .bind(taker.state() as i16)
             .bind(i64::from(taker.events))
-            .bind(taker.bytes)
-            .bind(slices_wanted(&taker));
+            .bind(taker.bytes);
         let rows = if self.texts.pooled {
             let mut tx = self.begin().await?;
             self.texts.query(BY_INDEX).execute(&mut *tx).await?;
@@ -97,7 +96,7 @@ pub(super) enum Due {
     Undecided,
     /// All that is due, or as much as was wanted. `empty`: nothing of any priority is left that is due.
     All { raw: RawClaim, empty: bool },
-    /// Some, and something is left: it has to be split, or somebody else has it locked.
+    /// Some, and something is left: somebody else has it locked.
     Some(RawClaim),
 }
 
