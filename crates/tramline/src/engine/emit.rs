@@ -2,7 +2,7 @@
 
 use crate::engine::backoff;
 use crate::engine::clock::Clock;
-use crate::engine::gather::{Queue, Waiting, idempotency};
+use crate::engine::gather::{Flush, Queue, Waiting, idempotency};
 use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::SubscriptionId;
@@ -17,6 +17,8 @@ use tokio::sync::{Semaphore, oneshot};
 
 /// How much may wait to be written, in KiB; every emit counts for at least one.
 const ROOM: usize = 64 << 10;
+/// A group that takes longer than most is not waited for: another one is written beside it, be it small.
+const LONG: Duration = Duration::from_millis(1);
 /// A group that takes longer is held up by something, and no longer counts.
 const SLOW: Duration = Duration::from_millis(250);
 /// How often an emit with an idempotency key is tried.
@@ -109,14 +111,19 @@ struct Flushing {
 
 impl Flushing {
     fn begin(inner: &Arc<Inner>, queue: &mut Queue, line: usize) -> Flushing {
-        queue.lines[line].flushing = true;
+        queue.lines[line].flushing = Flush::Quick;
         Flushing { inner: inner.clone(), line, ran: false, over: false }
     }
 
     /// Ends while the queue is locked: an emit either was seen by this task or starts one of its own.
     fn end(mut self, queue: &mut Queue) {
-        queue.lines[self.line].flushing = false;
+        queue.lines[self.line].flushing = Flush::Idle;
         self.over = true;
+    }
+
+    /// Says whether others may wait for this one.
+    fn is(&self, flush: Flush) {
+        self.inner.queue().lines[self.line].flushing = flush;
     }
 }
 
@@ -125,7 +132,7 @@ impl Drop for Flushing {
         if self.over {
             return;
         }
-        self.inner.queue().lines[self.line].flushing = false;
+        self.is(Flush::Idle);
         if self.ran {
             self.inner.start_flushing();
         }
@@ -158,7 +165,13 @@ async fn write(mut flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> 
     flushing.ran = true;
     let writing = flushing.inner.clone().flush(group);
     tokio::pin!(writing);
+    if tokio::time::timeout(LONG, &mut writing).await.is_ok() {
+        return Some(flushing);
+    }
+    flushing.is(Flush::Slow);
+    flushing.inner.start_flushing();
     if tokio::time::timeout(SLOW, &mut writing).await.is_ok() {
+        flushing.is(Flush::Quick);
         return Some(flushing);
     }
     // Somebody holds a key that is in the group. Others need not wait for that: another task takes this one's place.
@@ -174,9 +187,9 @@ impl Inner {
         if !queue.is_empty() {
             return None;
         }
-        let own = queue.line_of(unit).filter(|own| !queue.lines[*own].flushing);
-        let line = own.or_else(|| queue.free_line())?;
-        Some(Flushing::begin(self, &mut queue, line))
+        let free = queue.free_line(unit.len())?;
+        let own = queue.line_of(unit).filter(|own| queue.lines[*own].flushing == Flush::Idle);
+        Some(Flushing::begin(self, &mut queue, own.unwrap_or(free)))
     }
 
     fn join(self: &Arc<Self>, waiting: Waiting) {
@@ -190,7 +203,7 @@ impl Inner {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let flushing = {
             let mut queue = self.queue();
-            let Some(line) = queue.free_line().filter(|_| !queue.is_empty()) else { return };
+            let Some(line) = queue.free_line(0).filter(|_| !queue.is_empty()) else { return };
             Flushing::begin(self, &mut queue, line)
         };
         // A task of its own and not the caller's future, which may be dropped while others depend on the group.

@@ -17,7 +17,8 @@ const MAX_EVENTS: usize = 4_096;
 const MAX_BYTES: usize = 4 << 20;
 /// An emit of more events than this is a group of its own: it needs no copy to fall back on, and gains nothing from company.
 const ALONE: usize = 256;
-/// A group with fewer events than this takes what waits in other lines, too: commits cost more than slices.
+/// A group with fewer events than this takes what waits in other lines, too, and is not written beside another one: commits cost
+/// more than slices, and more than waiting for the one before.
 const ENOUGH: usize = 32;
 
 #[derive(Debug)]
@@ -25,14 +26,26 @@ pub(super) struct Queue {
     pub(super) lines: Vec<Line>,
     /// Emits without a key go with whatever group is next.
     loose: VecDeque<Waiting>,
+    /// How many events wait.
+    events: usize,
 }
 
 /// Emits of some of the keys.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     waiting: VecDeque<Waiting>,
-    /// A task writes groups.
-    pub(super) flushing: bool,
+    pub(super) flushing: Flush,
+}
+
+/// Whether a task writes the groups of a line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Flush {
+    #[default]
+    Idle,
+    /// It will be back soon for what has gathered.
+    Quick,
+    /// Its group takes long: others need not wait for it.
+    Slow,
 }
 
 /// An emit and the caller who waits for it.
@@ -46,11 +59,11 @@ pub(super) struct Waiting {
 
 impl Queue {
     pub(super) fn new(lines: usize) -> Queue {
-        Queue { lines: (0..lines).map(|_| Line::default()).collect(), loose: VecDeque::new() }
+        Queue { lines: (0..lines).map(|_| Line::default()).collect(), loose: VecDeque::new(), events: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.loose.is_empty() && self.lines.iter().all(|line| line.waiting.is_empty())
+        self.events == 0
     }
 
     /// Where units with this one's key wait.
@@ -59,13 +72,18 @@ impl Queue {
         Some(lane::hash(key) as usize % self.lines.len())
     }
 
-    /// Of the lines for which nobody writes, the one where most is waiting.
-    pub(super) fn free_line(&self) -> Option<usize> {
-        let free = (0..self.lines.len()).filter(|at| !self.lines[*at].flushing);
+    /// The line on which what waits, and `more` events, may be written now. `None`: somebody who writes will be back for them.
+    pub(super) fn free_line(&self, more: usize) -> Option<usize> {
+        let is_awaited = self.lines.iter().any(|line| line.flushing == Flush::Quick);
+        if is_awaited && self.events + more < ENOUGH {
+            return None;
+        }
+        let free = (0..self.lines.len()).filter(|at| self.lines[*at].flushing == Flush::Idle);
         free.max_by_key(|at| self.lines[*at].waiting.len())
     }
 
     pub(super) fn push(&mut self, waiting: Waiting) {
+        self.events += waiting.unit.len();
         match self.line_of(&waiting.unit) {
             Some(line) => self.lines[line].waiting.push_back(waiting),
             None => self.loose.push_back(waiting),
@@ -81,6 +99,7 @@ impl Queue {
         for other in (1..others).map(|step| (line + step) % others) {
             group.take(&mut self.lines[other].waiting, ENOUGH, hasher);
         }
+        self.events -= group.events;
         group.units
     }
 }
@@ -168,5 +187,20 @@ mod tests {
         let sixteenth = (MAX_EVENTS / 16, 1);
         assert_eq!(groups(&[sixteenth; 20]), [16, 4]);
         assert_eq!(groups(&[(1, 1), (ALONE + 1, 1), (1, 1)]), [1, 1, 1]);
+    }
+
+    #[test]
+    fn what_waits_gets_a_line_beside_another_one_only_if_it_is_enough_or_the_other_takes_long() {
+        let mut queue = Queue::new(3);
+        assert!(queue.free_line(1).is_some());
+        queue.lines[0].flushing = Flush::Quick;
+        assert_eq!(queue.free_line(ENOUGH - 1), None);
+        assert!(queue.free_line(ENOUGH).is_some_and(|line| line > 0));
+        queue.lines[0].flushing = Flush::Slow;
+        assert!(queue.free_line(1).is_some_and(|line| line > 0));
+        queue.lines[1].flushing = Flush::Slow;
+        assert_eq!(queue.free_line(1), Some(2));
+        queue.lines[2].flushing = Flush::Slow;
+        assert_eq!(queue.free_line(ENOUGH), None);
     }
 }
