@@ -57,8 +57,22 @@ impl Serialize for Id {
 
 impl<'de> Deserialize<'de> for Id {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Id, D::Error> {
-        let text = Cow::<str>::deserialize(from)?;
-        parse_id(&text).ok_or_else(|| serde::de::Error::custom("an id is a decimal number in a string"))
+        from.deserialize_str(Digits)
+    }
+}
+
+/// Reads an id where it is: a settlement has thousands.
+struct Digits;
+
+impl Visitor<'_> for Digits {
+    type Value = Id;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("a string of digits")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Id, E> {
+        parse_id(text).ok_or_else(|| E::custom("an id is a decimal number in a string"))
     }
 }
 
