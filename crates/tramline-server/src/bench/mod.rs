@@ -298,6 +298,10 @@ async fn row_loop(target: &Target, size: Size, samples: &mut Samples) -> Result<
     samples.add("row_insert", figures.insert);
     samples.add("row_drain", figures.drain);
     samples.add("commit_us", commit);
+    if let Target::Postgres { server, .. } = target {
+        let handover = row_postgres::hand_over_us(server, size.handovers, &payload).await?;
+        samples.add("row_latency_p50_us", handover);
+    }
     if let Target::Redis { server, .. } = target {
         samples.add("row_insert_16", row_redis::insert_singly(server, size.singles, &payload).await?);
         samples.add("row_latency_p50_us", row_redis::hand_over_us(server, size.handovers, &payload).await?);

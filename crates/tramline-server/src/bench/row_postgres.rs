@@ -2,10 +2,11 @@
 
 use std::hint::black_box;
 use std::str::FromStr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgListener};
 use sqlx::{ConnectOptions, Executor, PgConnection, Row};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::row::{BoxError, RowFigures, all, median_us, rate};
@@ -65,6 +66,44 @@ pub(super) async fn commit_us(url: &str, rounds: usize) -> Result<f64, BoxError>
     let median = measure_commits(&mut owner, rounds).await;
     owner.execute(DROP).await?;
     median
+}
+
+/// The median time from the insert of one row to its claim on another connection, which is told by NOTIFY and waits for that, in
+/// microseconds. The claim need not reach the disk, as Tramline's.
+pub(super) async fn hand_over_us(url: &str, times: usize, payload: &[u8]) -> Result<f64, BoxError> {
+    let mut owner = connect(url).await?;
+    owner.execute(CREATE).await?;
+    let median = measure_hand_over(url, times, payload).await;
+    owner.execute(DROP).await?;
+    median
+}
+
+async fn measure_hand_over(url: &str, times: usize, payload: &[u8]) -> Result<f64, BoxError> {
+    let mut listener = PgListener::connect(url).await?;
+    listener.listen("tramline_bench").await?;
+    let mut worker = connect(url).await?;
+    worker.execute("SET synchronous_commit = off").await?;
+    let (taken, mut takes) = mpsc::channel(1);
+    let working = tokio::spawn(async move {
+        while listener.recv().await.is_ok() {
+            let ids = claim(&mut worker).await?;
+            if !ids.is_empty() && taken.send(Instant::now()).await.is_err() {
+                break;
+            }
+            sqlx::query(DELETE).bind(&ids).execute(&mut worker).await?;
+        }
+        Ok::<(), BoxError>(())
+    });
+    let mut emitter = connect(url).await?;
+    let mut samples: Vec<Duration> = Vec::with_capacity(times);
+    for _ in 0..times {
+        let start = Instant::now();
+        sqlx::query(INSERT).bind([payload].as_slice()).execute(&mut emitter).await?;
+        sqlx::query("NOTIFY tramline_bench").execute(&mut emitter).await?;
+        samples.push(takes.recv().await.ok_or("the worker of the row loop ended")? - start);
+    }
+    working.abort();
+    Ok(median_us(samples))
 }
 
 async fn connect(url: &str) -> Result<PgConnection, BoxError> {
