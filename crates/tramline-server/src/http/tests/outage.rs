@@ -3,7 +3,7 @@
 use super::bed::{Bed, Reply};
 use crate::config::Config;
 use rusqlite::Connection;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use tempfile::TempDir;
 
@@ -37,4 +37,25 @@ async fn metrics_without_a_store_are_what_the_node_itself_knows() {
     assert!(!page_away.text.contains("tramline_events"), "nobody knows");
     database.execute_batch("ALTER TABLE away RENAME TO tramline_slice").unwrap();
     assert!(has(&page().await, "tramline_store_up 1"));
+}
+
+/// Whoever was told that the store is too slow had its events all the same, once the store had caught up: nobody knew of them until
+/// their lease ended, and that counted as a crash.
+#[tokio::test]
+async fn what_a_claim_brings_after_its_time_is_given_back_uncounted() {
+    let (bed, database, _folder) = bed(Config { store_timeout_ms: 200, ..Config::defaults().unwrap() }).await;
+    let claim = async || bed.post("/v1/subscriptions/s/claim", json!({})).await;
+    database.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_eq!(claim().await.problem(503)["detail"], "the store did not answer in time");
+    database.execute_batch("COMMIT").unwrap();
+    let event = loop {
+        let reply = claim().await;
+        if reply.status.is_success()
+            && let [event] = reply.json()["events"].as_array().unwrap().as_slice()
+        {
+            break event.clone();
+        }
+    };
+    let never_tried: [&Value; 2] = [&json!(1), &json!(0)];
+    assert_eq!([&event["attempt"], &event["crashes"]], never_tried);
 }
