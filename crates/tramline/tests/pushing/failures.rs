@@ -2,6 +2,7 @@
 
 use crate::bed::*;
 use crate::on_every_store;
+use std::collections::HashSet;
 use std::time::Duration;
 use tramline::engine::push::NOTICES;
 use tramline::{Counts, EventId, Policy, Push, Retry, Verdict};
@@ -47,6 +48,51 @@ on_every_store! {
         assert_eq!(again.json()["events"][0]["replayed"], true);
         again.answer(200);
         bed.settled().await;
+        bed.close().await;
+    }
+
+    /// A receiver that takes what it has seen under an id for done, as it is advised to, never did what was replayed once more, nor what
+    /// another subscription sent it.
+    async fn an_id_is_that_of_one_subscription_and_one_replay_and_the_same_in_every_attempt(bed: Bed) {
+        let mut bed = bed;
+        let policy = Policy { push: Some(bed.push()), retry: Retry::constant(2, SECOND), ..Policy::default() };
+        for name in ["s", "other"] {
+            bed.tram.put_subscription(name, &["t"], policy.clone(), tramline::Start::Now).await.unwrap();
+        }
+        bed.emit(&["a"]).await;
+        let mut ids = HashSet::new();
+        for _ in 0..2 {
+            let sent = bed.receiver.next().await;
+            assert!(ids.insert(sent.json()["batch"].clone()), "one for each subscription");
+            let fails = sent.json()["subscription"] == "s";
+            sent.answer(if fails { 500 } else { 200 });
+        }
+        // Or else it would be sent again when its lease ends.
+        until("the other one is done", async || bed.tram.stats("other").await.unwrap().counts == Counts::default()).await;
+        for failed in [2, 4, 6] {
+            until("it is delayed", async || bed.counts().await.delayed == 1).await;
+            // It is left alone for longer and longer.
+            bed.clock.advance(MINUTE * 60);
+            let again = bed.receiver.next().await;
+            assert!(ids.contains(&again.json()["batch"]), "the same in every attempt");
+            again.answer(500);
+            bed.failed(failed).await;
+            until("it is dead", async || bed.counts().await.dead == 1).await;
+            bed.clock.advance(MINUTE * 60);
+            bed.tram.replay("s", tramline::store::verbs::Which::All).await.unwrap();
+            let replayed = bed.receiver.next().await;
+            assert!(ids.insert(replayed.json()["batch"].clone()), "another one for each replay");
+            replayed.answer(if failed == 6 { 200 } else { 500 });
+        }
+        bed.settled().await;
+        for _ in 0..2 {
+            bed.clock.advance(SECOND);
+            assert_eq!(bed.tram.replay_since("s", START, None).await.unwrap().count, 1);
+            let again = bed.receiver.next().await;
+            assert!(ids.insert(again.json()["batch"].clone()), "also of what was done");
+            again.answer(200);
+            bed.settled().await;
+        }
         bed.close().await;
     }
 
