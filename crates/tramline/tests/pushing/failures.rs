@@ -18,7 +18,7 @@ on_every_store! {
         until("it is delayed", async || bed.counts().await.delayed == 2).await;
         // The first delay of the list is 5 seconds.
         bed.clock.advance(SECOND * 4);
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         bed.clock.advance(SECOND);
         let again = bed.receiver.next().await;
         assert_eq!((&again.json()["batch"], again.payloads().len()), (&batch, 2));
@@ -104,10 +104,10 @@ on_every_store! {
             bed.receiver.next().await.answer(503);
         }
         bed.failed(4).await;
-        assert!(bed.receiver.is_quiet(), "two are due, but it is left alone");
+        assert!(bed.is_quiet().await, "two are due, but it is left alone");
         bed.clock.advance(SECOND);
         let probe = bed.receiver.next().await;
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         probe.answer(200);
         bed.receiver.next().await.answer(200);
         until("those are done", async || bed.counts().await.leased == 0).await;
@@ -157,7 +157,7 @@ on_every_store! {
         until("it is delayed", async || bed.counts().await.delayed == 1).await;
         bed.emit(&["b"]).await;
         bed.clock.advance(SECOND * 119);
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         bed.clock.advance(SECOND);
         let again = bed.receiver.next().await;
         let both = again.payloads().len() == 2;
@@ -183,7 +183,7 @@ on_every_store! {
         until("it was given back", async || bed.counts().await.ready == 1).await;
         bed.emit(&["b"]).await;
         bed.clock.advance(MINUTE * 60);
-        assert!(bed.receiver.is_quiet() && bed.health().await.disabled.is_some());
+        assert!(bed.is_quiet().await && bed.health().await.disabled.is_some());
         bed.tram.enable_push("s", "me").await.unwrap();
         let request = bed.receiver.next().await;
         assert_eq!((request.payloads(), request.json()["events"][0]["attempt"].as_u64()), (vec!["a".into(), "b".into()], Some(1)));
