@@ -34,7 +34,13 @@ fn a_pattern_stops_all_that_match_also_later_ones() {
         (&shown["rules"][0]["kind"], &shown["rules"][0]["pattern"]),
         (&json!("pause"), &json!("acme/*"))
     );
-    assert!(server.ok(&["subscriptions", "acme/t"]).trim_end().ends_with("pause acme/*"));
+    let until = rule["until"].as_str().unwrap();
+    let stopped = format!("\tpause acme/* until {until}: moving");
+    for shown in
+        [server.ok(&["subscriptions", "acme/t"]), server.ok(&["stats"]).lines().last().unwrap().to_owned()]
+    {
+        assert!(shown.trim_end().ends_with(&stopped), "{shown}");
+    }
     assert_eq!(server.json(&["rules"])["subscriptions"], 2);
     assert_eq!(server.run(&["unblock", "acme/*"]).code, Some(4), "that is not what it is");
     server.ok(&["resume", "acme/*", "--reason", "moved"]);
