@@ -41,8 +41,10 @@ enum Command {
     #[command(after_help = "Example:\n  tramline config --store postgres://tramline@db/app > tramline.toml")]
     Config(config::Args),
     /// Measure this machine and store, beside a queue of one row per job on the same server.
+    #[command(after_help = bench::EXAMPLES)]
     Bench(bench::Args),
     /// Bring the tables of a store up to date, or print the SQL that does it.
+    #[command(after_help = migrate::EXAMPLES)]
     Migrate(migrate::Args),
     /// Copy a SQLite store to a new file, while it is in use.
     #[command(after_help = backup::EXAMPLES)]

@@ -3,6 +3,10 @@
 use crate::bench::BoxError;
 use std::io::Write;
 
+pub(crate) const EXAMPLES: &str = "Examples:
+  tramline migrate --store postgres://tramline@db/app
+  tramline migrate --store postgres://tramline@db/app --print | psql app";
+
 /// What the command takes.
 #[derive(clap::Args)]
 pub(crate) struct Args {

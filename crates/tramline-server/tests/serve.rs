@@ -10,6 +10,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::test]
 async fn it_serves_out_of_the_box_and_stops_when_asked() {
@@ -215,4 +217,26 @@ async fn tls_takes_a_new_certificate_without_a_restart() {
         assert!(start.elapsed() < PATIENCE);
     }
     assert!(!shows(&node.address, "first.cert.pem").await);
+}
+
+/// A proxy would look names up itself, behind the guard's back. Whoever wants one says so in the settings.
+#[tokio::test]
+async fn proxies_of_the_environment_are_not_used() {
+    let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = proxy.local_addr().unwrap();
+    let launch = Launch::with(&["--push-allow", "127.0.0.0/8"]).env("NO_PROXY", "");
+    let names = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"];
+    let node = names.iter().fold(launch, |it, name| it.env(name, &format!("http://{address}"))).start();
+    // A request begins with its method, a handshake of TLS with its number.
+    for (scheme, first) in [("http", b'P'), ("https", 0x16)] {
+        let receiver = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let callback = format!("{scheme}://{}/", receiver.local_addr().unwrap());
+        let push = json!({"topics": [scheme], "kind": "push", "callback": callback, "timeout_ms": 0});
+        node.put(&format!("/v1/subscriptions/{scheme}"), push).await;
+        node.post(&format!("/v1/topics/{scheme}/events"), json!({"payload": 1})).await;
+        let (mut stream, _) = receiver.accept().await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), first, "{scheme}");
+    }
+    let probe = TcpStream::connect(address).await.unwrap();
+    assert_eq!(proxy.accept().await.unwrap().1, probe.local_addr().unwrap(), "nobody came before");
 }

@@ -148,6 +148,32 @@ async fn an_emit_the_request_to_its_receiver_and_the_settlement_are_one_trace() 
     assert_eq!(sent.headers["tracestate"], "vendor=1");
 }
 
+/// A worker over HTTP may settle on another node than it claimed on, so it is the worker that knows the context.
+#[tokio::test]
+async fn a_settlement_over_http_belongs_to_the_trace_of_its_event() {
+    let collector = Receiver::start();
+    let node = Node::start(&["--otlp-endpoint", &collector.url("")]);
+    node.put("/v1/subscriptions/mails", json!({"topics": ["orders"]})).await;
+    emit(&node, &format!("00-{TRACE}-{CALLER}-01")).await;
+    let event = node.post("/v1/subscriptions/mails/claim", json!({})).await["events"][0].clone();
+    let result = json!({"id": event["id"], "lease": event["lease"], "outcome": "done",
+        "traceparent": event["headers"]["traceparent"]});
+    for _ in 0..2 {
+        node.post("/v1/subscriptions/mails/settle", json!({"results": [result]})).await;
+    }
+    let settled =
+        || -> Vec<Span> { collector.spans().into_iter().filter(|it| it.name == "settle mails").collect() };
+    until_true(async || settled().len() == 2).await;
+    let emit = collector.span("emit orders").await;
+    let mut lost: Vec<String> = Vec::new();
+    for span in settled() {
+        assert_eq!((hex(&span.trace_id).as_str(), &span.parent_span_id), (TRACE, &emit.span_id));
+        assert!(attribute(&span, "tramline.outcome").contains("done"));
+        lost.push(attribute(&span, "tramline.lease_lost"));
+    }
+    assert_eq!(lost.iter().filter(|lost| lost.contains("true")).count(), 1, "the second one came too late");
+}
+
 #[tokio::test]
 async fn a_context_is_carried_on_by_a_node_that_does_not_trace() {
     let receiver = Receiver::start();

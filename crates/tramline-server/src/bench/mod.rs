@@ -41,6 +41,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 use target::Target;
 
+pub(crate) const EXAMPLES: &str = "Examples:
+  tramline bench --quick
+  tramline bench --store postgres://tramline@db/app --json figures.json
+  tramline bench --store redis://host --quick --only emit,drain";
+
 /// What the command takes.
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -168,14 +168,21 @@ pub(super) fn next(page: &Value) -> Option<String> {
     Some(&page["next"]).filter(|next| !next.is_null()).map(cell)
 }
 
-fn rules(subscription: &Value) -> String {
+/// What stops a subscription, until when, and why.
+pub(super) fn rules(subscription: &Value) -> String {
     let rules = subscription["rules"].as_array().into_iter().flatten();
-    let shown = |rule: &Value| match rule["pattern"].as_str() {
-        Some(pattern) => format!("{} {pattern}", cell(&rule["kind"])),
-        None => cell(&rule["kind"]),
+    let shown = |rule: &Value| {
+        let mut text = cell(&rule["kind"]);
+        for (before, field) in [(" ", "pattern"), (" until ", "until"), (": ", "reason")] {
+            if let Some(said) = rule[field].as_str().filter(|said| !said.is_empty()) {
+                text.push_str(before);
+                text.push_str(said);
+            }
+        }
+        text
     };
-    let kinds: Vec<String> = rules.map(shown).collect();
-    if kinds.is_empty() { "-".to_owned() } else { kinds.join(",") }
+    let all: Vec<String> = rules.map(shown).collect();
+    if all.is_empty() { "-".to_owned() } else { all.join(", ") }
 }
 
 #[cfg(test)]
@@ -184,8 +191,12 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_rules_of_a_subscription_are_shown_by_kind() {
-        assert_eq!(rules(&json!({"rules": [{"kind": "pause"}, {"kind": "block"}]})), "pause,block");
+    fn the_rules_of_a_subscription_are_shown_with_their_end_and_reason() {
+        assert_eq!(rules(&json!({"rules": [{"kind": "pause"}, {"kind": "block"}]})), "pause, block");
+        let whole =
+            json!({"kind": "pause", "pattern": null, "until": "2030-01-01T00:00:00Z", "reason": "lunch"});
+        let bare = json!({"kind": "block", "until": null, "reason": ""});
+        assert_eq!(rules(&json!({"rules": [whole, bare]})), "pause until 2030-01-01T00:00:00Z: lunch, block");
         let by_pattern = json!({"rules": [{"kind": "pause", "pattern": "acme/*"}]});
         assert_eq!(rules(&by_pattern), "pause acme/*");
         assert_eq!(rules(&json!({"rules": []})), "-");

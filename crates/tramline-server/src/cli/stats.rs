@@ -2,6 +2,7 @@
 
 use super::Cx;
 use super::failure::Failure;
+use super::list::rules;
 use super::print::{Column, cell};
 use super::value;
 use std::time::Duration;
@@ -30,7 +31,7 @@ const SUBSCRIPTION: &[Column] = &[
     ("DEAD", |it| cell(&it["counts"]["dead"])),
     ("OLDEST READY", |it| cell(&it["oldest_ready_at"])),
     ("OLDEST DEAD", |it| cell(&it["oldest_dead_at"])),
-    ("STOPPED BY", |it| cell(&it["stopped_by"])),
+    ("STOPPED BY", rules),
 ];
 
 /// Clears the screen and goes to its beginning.

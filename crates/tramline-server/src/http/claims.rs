@@ -16,7 +16,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tramline::store::verbs::{Claimed, ClaimedEvent, ClaimedSlice};
-use tramline::{Incarnation, Scope, Take};
+use tramline::{Incarnation, Ordering, Scope, Take};
 use utoipa::ToSchema;
 
 /// How long a claim over HTTP lasts unless somebody says otherwise.
@@ -122,7 +122,7 @@ pub(crate) async fn claim(
     let given = Given::take(&app, &subscription, take, Duration::from_millis(wait)).await;
     drop(seat);
     match given {
-        Ok(given) => given.answer(write),
+        Ok(given) => given.answer(|claimed| write(claimed, policy.ordering)),
         Err(problem) => {
             // It may have been deleted and created again, under another number.
             app.forget(&subscription.name);
@@ -131,14 +131,17 @@ pub(crate) async fn claim(
     }
 }
 
-/// The answer to a claim. Events ascend, so that those of a key come in their order.
-fn write(claimed: &Claimed) -> Answer<Vec<u8>> {
+/// The answer to a claim. Where keys are ordered, events ascend, so that those of a key come in their order. Elsewhere they come as
+/// they were taken: the urgent ones first.
+fn write(claimed: &Claimed, ordering: Ordering) -> Answer<Vec<u8>> {
     let leases: Vec<String> = claimed.slices.iter().map(|slice| slice.lease.to_string()).collect();
     let mut events = Vec::new();
     for (slice, lease) in claimed.slices.iter().zip(&leases) {
         events.extend(slice.events.iter().map(|event| ClaimOut::new(slice, lease, event)));
     }
-    events.sort_by_key(|event| event.event.id.0);
+    if ordering == Ordering::Key {
+        events.sort_by_key(|event| event.event.id.0);
+    }
     let limited_until = claimed.next_due.filter(|_| claimed.limited).map(When);
     Ok(serde_json::to_vec(&Claims { events, limited_until })?)
 }

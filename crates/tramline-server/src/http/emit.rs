@@ -72,6 +72,10 @@ pub(crate) struct EventIn<'a> {
     #[serde(default)]
     #[schema(value_type = Option<UniqueIn>)]
     unique: Option<Object<UniqueIn>>,
+    /// Makes it a sub-event of the nearest event before it in the array that is none; it carries that one's id in the header
+    /// `tramline-main`
+    #[serde(default)]
+    sub: bool,
 }
 
 /// What was stored.
@@ -127,6 +131,13 @@ pub(crate) async fn emit(
         check_form(content_type, &body)?;
         vec![raw(&topic, &headers, content_type, body, app.config.max_payload)?]
     };
+    // All others have it before them.
+    if events.first().is_some_and(|first| first.is_sub) {
+        return Err(Problem::invalid(
+            "there is no main event before the sub-event",
+            "emit both in one array, the main event first",
+        ));
+    }
     for read in &events {
         read.check(&app, &caller).await?;
     }
@@ -194,6 +205,7 @@ pub(crate) fn receipts(receipt: Receipt, keys: Vec<Option<String>>) -> Vec<Emitt
 pub(crate) struct Read {
     pub(crate) event: Event,
     pub(crate) key: Option<String>,
+    pub(crate) is_sub: bool,
     tally: Option<MemberIn>,
 }
 
@@ -270,7 +282,10 @@ impl EventIn<'_> {
         if let Some(Object(unique)) = self.unique {
             event = event.unique(unique);
         }
-        Ok(Read { event, key, tally })
+        if self.sub {
+            event = event.sub_event();
+        }
+        Ok(Read { event, key, is_sub: self.sub, tally })
     }
 }
 
@@ -309,7 +324,7 @@ fn raw(topic: &str, headers: &HeaderMap, kind: &str, body: Bytes, max_payload: u
     if let Some(unique) = UniqueIn::in_headers(headers)? {
         event = event.unique(unique);
     }
-    Ok(Read { event, key, tally })
+    Ok(Read { event, key, is_sub: false, tally })
 }
 
 /// `curl -d` calls everything a form. JSON that comes under that name was meant as JSON, and would be stored as bytes.

@@ -25,8 +25,9 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// Takes events, and waits for them if there are none. The claim runs in a task of its own: a client that leaves in the middle
-    /// of it must not leave events behind that nobody knows of.
+    /// Takes events, and waits for them if there are none. The claim runs in a task of its own: neither a client that leaves in the
+    /// middle of it nor one that is told that the store is too slow may leave events behind that nobody knows of. What the claim
+    /// brings after that is given back.
     pub(crate) async fn take(
         app: &Shared,
         subscription: &Subscription,
@@ -41,7 +42,16 @@ impl Given {
             // Nobody there: what is sent comes back, and is given back as it is dropped.
             drop(tell.send(task.await));
         });
-        answer.await.map_err(|_| {
+        let limit = app.config.store_timeout() + wait;
+        let answer = tokio::time::timeout(limit, answer).await.map_err(|_| {
+            let detail = "the store did not answer in time";
+            Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                detail,
+                "try again; what is still claimed is given back",
+            )
+        })?;
+        answer.map_err(|_| {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the claim was abandoned", "try again")
         })?
     }
@@ -71,15 +81,7 @@ async fn claim(
             () = gone.cancelled() => {}
         }
     };
-    let limit = app.config.store_timeout() + wait;
-    let claimed = tokio::time::timeout(limit, app.tram.take(&take, give_up)).await.map_err(|_| {
-        let detail = "the store did not answer in time";
-        Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            detail,
-            "try again; what was claimed is free when its lease ends",
-        )
-    })??;
+    let claimed = app.tram.take(&take, give_up).await?;
     let leases = claimed.slices.iter().map(|slice| slice.lease).collect();
     app.metrics.claimed(&name, &claimed, started.elapsed());
     Ok(Given { claimed, back: GiveBack { app: app.clone(), subscription: take.subscription, leases } })

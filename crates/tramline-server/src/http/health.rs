@@ -12,7 +12,7 @@ use std::time::Duration;
 use utoipa::ToSchema;
 
 /// How long the store may take to show that it is there.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// All is well.
 #[derive(Serialize, ToSchema)]

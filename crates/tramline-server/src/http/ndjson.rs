@@ -101,6 +101,13 @@ impl<'a> Stream<'a> {
 
     async fn read(&self, line: &Bytes) -> Answer<Read> {
         let read = emit::event(self.topic, line, self.app.config.max_payload)?;
+        // Where a group ends is not for the client to know, and its main event might be in the one before.
+        if read.is_sub {
+            return Err(Problem::invalid(
+                "a sub-event cannot come in a stream of lines",
+                "emit it in one array with its main event",
+            ));
+        }
         read.check(self.app, self.caller).await?;
         Ok(read)
     }

@@ -18,13 +18,14 @@ impl PartialSchema for Name {
 
 impl ToSchema for Name {}
 
+const PATTERN: &str = r"^(\*\*|(\*|[A-Za-z0-9._:-]+)(/(\*|[A-Za-z0-9._:-]+))*(/\*\*)?)$";
+
 /// A name in which a segment may be `*`, and the last one `**`.
 pub(crate) struct Pattern;
 
 impl PartialSchema for Pattern {
     fn schema() -> RefOr<Schema> {
-        let pattern = r"^(\*\*|(\*|[A-Za-z0-9._:-]+)(/(\*|[A-Za-z0-9._:-]+))*(/\*\*)?)$";
-        text(pattern, MAX_NAME, "acme/**")
+        text(PATTERN, MAX_NAME, "acme/**")
     }
 }
 
@@ -61,7 +62,7 @@ pub(crate) struct Condition;
 impl PartialSchema for Condition {
     fn schema() -> RefOr<Schema> {
         let string = || ObjectBuilder::new().schema_type(SchemaType::Type(Type::String));
-        let field = || string().pattern(Some(r"^(type|key|header\..+|payload\.[^.]+(\.[^.]+)*)$"));
+        let field = || string().pattern(Some(r"^(topic|type|key|header\..+|payload\.[^.]+(\.[^.]+)*)$"));
         let with = |name: &str, test: RefOr<Schema>| {
             let object = ObjectBuilder::new().property("field", field()).property(name, test);
             let none = AdditionalProperties::FreeForm(false);
@@ -73,10 +74,13 @@ impl PartialSchema for Condition {
             ArrayBuilder::new().items(items).min_items(Some(1)).max_items(Some(256)).build()
         };
         let prefix = OneOfBuilder::new().item(text()).item(list(text()));
+        let pattern = || string().max_length(Some(MAX_NAME)).pattern(Some(PATTERN));
+        let matches = OneOfBuilder::new().item(pattern()).item(list(pattern()));
         OneOfBuilder::new()
             .item(with("equals", any().into()))
             .item(with("in", list(any()).into()))
             .item(with("prefix", prefix.into()))
+            .item(with("matches", matches.into()))
             .into()
     }
 }

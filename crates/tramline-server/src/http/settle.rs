@@ -11,6 +11,7 @@ use crate::http::params::Name;
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
 use crate::http::subscriptions::named;
+use crate::traces::settling::{Ended, Settling};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
 use tramline::store::verbs::Extended;
-use tramline::{Lease, Outcome};
+use tramline::{EventId, Lease, Outcome};
 use utoipa::ToSchema;
 
 /// What became of events.
@@ -46,6 +47,9 @@ pub(crate) struct ResultIn<'a> {
     /// What went wrong
     #[serde(borrow, default)]
     error: Option<Cow<'a, str>>,
+    /// The context in which it was run, or the one in the headers of the event: what is recorded of the settlement follows from it
+    #[serde(borrow, default)]
+    traceparent: Option<Cow<'a, str>>,
 }
 
 /// What a handler says of an event.
@@ -82,6 +86,11 @@ pub(crate) enum SettleStatus {
 }
 
 impl ResultIn<'_> {
+    fn ended(&self) -> Ended<'_, EventId> {
+        let traceparent = self.traceparent.as_deref();
+        Ended { id: self.id.0, outcome: self.outcome.word(), traceparent }
+    }
+
     fn outcome(&self) -> Answer<Outcome> {
         let delay = self.delay_ms.map(delay_of).transpose()?;
         let error = self.error.as_deref().unwrap_or_default().to_owned();
@@ -136,9 +145,12 @@ pub(crate) async fn settle(
     // Only what failed is kept with a name.
     let failed = outcomes.iter().find(|(_, _, outcome)| !outcome.is_done());
     let worker = failed.and_then(|(_, lease, _)| app.workers.name(lease.owner()));
+    let traced = settle.results.iter().map(|Object(result)| result.ended());
+    let spans = Settling::begin(&app.tram, &subscription.name, traced);
     let mut answers = app.ask(app.tram.settle(subscription.id, outcomes, worker)).await?.into_iter();
     let accepted: Vec<bool> =
         asked.into_iter().map(|asked| asked && answers.next().unwrap_or(false)).collect();
+    spans.ended(&accepted);
     let words = settle.results.iter().zip(&accepted);
     let words = words.map(|(Object(result), accepted)| if *accepted { result.outcome.word() } else { LOST });
     for (word, count) in runs(words) {

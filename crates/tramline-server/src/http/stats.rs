@@ -2,6 +2,7 @@
 
 use crate::http::app::Shared;
 use crate::http::caller::Caller;
+use crate::http::control::RuleOut;
 use crate::http::events::READ;
 use crate::http::json::{List, When, ok};
 use crate::http::params::{Page, Params};
@@ -118,6 +119,8 @@ pub(crate) struct SubscriptionStats {
     oldest_dead_at: Option<When>,
     /// The kinds of rules that stop it, by name or by pattern
     stopped_by: Vec<RuleKind>,
+    /// These rules: who set them, why, and until when
+    rules: Vec<RuleOut>,
     /// How its sending stands, if it is pushed
     #[serde(skip_serializing_if = "Option::is_none")]
     delivery: Option<DeliveryOut>,
@@ -166,6 +169,7 @@ pub(crate) async fn stats(State(app): State<Shared>, caller: Caller) -> Answer<R
             oldest_ready_at: stats.oldest_ready_at.map(When),
             oldest_dead_at: stats.oldest_dead_at.map(When),
             stopped_by,
+            rules: stats.rules.into_iter().map(RuleOut::from).collect(),
             delivery,
         });
     }

@@ -1,10 +1,11 @@
 //! Traces over OTLP: the spans of the library go to a collector, in the background.
 //!
 //! - `exporter`: says once when the collector is gone, and once when it is back
-//! - `request`: the span of a request that belongs to a trace
+//! - `request`: the span of a request that belongs to a trace; `settling`: those of outcomes over HTTP
 
 mod exporter;
 pub(crate) mod request;
+pub(crate) mod settling;
 
 use crate::bench::BoxError;
 use exporter::Watched;

@@ -2,6 +2,7 @@
 
 use crate::server::Server;
 use serde_json::json;
+use std::io::{BufRead, BufReader};
 
 const FAIL: [&str; 5] = ["work", "t", "--drain", "--exec", "exit 1"];
 const WORK: [&str; 5] = ["work", "t", "--drain", "--exec", "cat; echo"];
@@ -34,13 +35,52 @@ fn a_pattern_stops_all_that_match_also_later_ones() {
         (&shown["rules"][0]["kind"], &shown["rules"][0]["pattern"]),
         (&json!("pause"), &json!("acme/*"))
     );
-    assert!(server.ok(&["subscriptions", "acme/t"]).trim_end().ends_with("pause acme/*"));
+    let until = rule["until"].as_str().unwrap();
+    let stopped = format!("\tpause acme/* until {until}: moving");
+    for shown in
+        [server.ok(&["subscriptions", "acme/t"]), server.ok(&["stats"]).lines().last().unwrap().to_owned()]
+    {
+        assert!(shown.trim_end().ends_with(&stopped), "{shown}");
+    }
     assert_eq!(server.json(&["rules"])["subscriptions"], 2);
     assert_eq!(server.run(&["unblock", "acme/*"]).code, Some(4), "that is not what it is");
     server.ok(&["resume", "acme/*", "--reason", "moved"]);
     assert_eq!(server.ok(&["rules"]), "");
     assert_eq!(server.run(&["resume", "acme/*"]).code, Some(4));
     assert_eq!(server.run(&["pause", "acme*"]).code, Some(1), "not a pattern");
+}
+
+#[test]
+fn counts_are_shown_again_and_again() {
+    let server = Server::start();
+    server.subscribe("t", json!({"topics": ["t"]}));
+    let mut watching = server.command(&["stats", "--watch", "--every", "1ms"]).spawn().unwrap();
+    let mut rounds = BufReader::new(watching.stdout.take().unwrap()).lines();
+    assert!(rounds.next().unwrap().unwrap().starts_with("t\t0\t"));
+    server.ok(&["emit", "t", "1"]);
+    assert!(rounds.any(|round| round.unwrap().starts_with("t\t1\t")), "until it is interrupted");
+    watching.kill().unwrap();
+    watching.wait().unwrap();
+}
+
+#[test]
+fn the_program_says_which_version_it_is() {
+    let server = Server::start();
+    assert_eq!(server.ok(&["--version"]), format!("tramline {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+/// Whoever may not let a program change tables has somebody run this.
+#[test]
+fn migrations_are_printed_and_nothing_is_changed() {
+    let server = Server::start();
+    let store = format!("sqlite://{}", server.file("new.db").display());
+    let sql = server.ok(&["migrate", "--store", &store, "--print"]);
+    assert!(sql.contains("CREATE TABLE tramline_chunk"), "{sql}");
+    assert!(!server.file("new.db").exists());
+    let by_hand = rusqlite::Connection::open(server.file("new.db")).unwrap();
+    by_hand.execute_batch(&sql).unwrap();
+    drop(by_hand);
+    assert_eq!(server.ok(&["migrate", "--store", &store]), "up to date\n");
 }
 
 #[test]
@@ -200,6 +240,21 @@ fn help_has_examples_and_exit_codes_but_no_secrets() {
             assert!(!help.contains("root-secret"), "{help}");
         }
     }
+}
+
+#[test]
+fn commands_that_talk_to_no_server_have_examples_too() {
+    let server = Server::start();
+    for command in OWN.into_iter().filter(|it| *it != "help") {
+        let help = server.ok(&[command, "--help"]);
+        assert!(help.contains("Example") && help.contains(&format!("\n  tramline {command} ")), "{help}");
+    }
+}
+
+#[test]
+fn commands_that_run_may_take_28_seconds_to_finish() {
+    let help = Server::start().ok(&["work", "--help"]);
+    assert!(help.contains("[default: 28s]"), "{help}");
 }
 
 /// Commands that do not talk to a server.

@@ -30,6 +30,20 @@ fn every_event_runs_the_command_once() {
 }
 
 #[test]
+fn a_subscription_that_is_created_has_the_topics_that_are_said() {
+    let server = Server::start();
+    for topic in ["orders", "returns", "others"] {
+        server.ok(&["emit", topic, "1"]);
+    }
+    let topics = ["--topic", "orders", "--topic", "returns"];
+    let said = work(&server, "echo $TRAMLINE_TOPIC", &topics);
+    let mut out: Vec<&str> = said.out.lines().collect();
+    out.sort_unstable();
+    assert_eq!((said.code, out), (Some(0), vec!["orders", "returns"]), "{}", said.err);
+    assert_eq!(server.json(&["subscriptions", "t"])["topics"], json!(["orders", "returns"]));
+}
+
+#[test]
 fn a_command_is_told_about_its_event() {
     let server = Server::start();
     emit(&server, &["1", "2"]);

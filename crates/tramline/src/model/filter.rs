@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::model::event::{Event, Headers, JSON, StoredEvent};
+use crate::model::pattern::Pattern;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::cell::OnceCell;
@@ -14,7 +15,8 @@ const MAX_TEXT: usize = 512;
 
 /// Conditions that must all hold. Without any, everything passes.
 ///
-/// Written as a list: `[{"field": "type", "prefix": "order."}, {"field": "payload.country", "in": ["AT", "DE"]}]`.
+/// Written as a list: `[{"field": "type", "prefix": "order."}, {"field": "payload.country", "in": ["AT", "DE"]}]`. A condition has one
+/// of `equals`, `in`, `prefix` and `matches`, which takes patterns that match segment by segment (see [`Pattern`]).
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Filter(Vec<Condition>);
@@ -29,6 +31,7 @@ pub struct Condition {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Field {
+    Topic,
     Type,
     Key,
     Header(String),
@@ -41,10 +44,12 @@ enum Test {
     Equals(Value),
     In(Vec<Value>),
     Prefix(Vec<String>),
+    Matches(Vec<Pattern>),
 }
 
 /// What a filter looks at. The payload is read at most once, and only if a condition asks for it.
 pub(crate) struct Subject<'e> {
+    topic: &'e str,
     kind: &'e str,
     key: Option<&'e str>,
     headers: &'e Headers,
@@ -73,6 +78,7 @@ impl Filter {
             Test::Equals(value) => vec![value.to_string().len()],
             Test::In(values) => values.iter().map(|value| value.to_string().len()).collect(),
             Test::Prefix(prefixes) => prefixes.iter().map(String::len).collect(),
+            Test::Matches(patterns) => patterns.iter().map(|pattern| pattern.as_str().len()).collect(),
         };
         let too_much = |condition: &Condition| {
             let sizes = values(condition);
@@ -91,6 +97,7 @@ impl Filter {
 impl Condition {
     fn holds(&self, subject: &Subject<'_>) -> bool {
         match &self.field {
+            Field::Topic => self.test.takes_text(subject.topic),
             Field::Type => self.test.takes_text(subject.kind),
             Field::Key => subject.key.is_some_and(|key| self.test.takes_text(key)),
             Field::Header(name) => subject.headers.get(name).is_some_and(|text| self.test.takes_text(text)),
@@ -105,6 +112,7 @@ impl Test {
             Test::Equals(value) => value.as_str() == Some(text),
             Test::In(values) => values.iter().any(|value| value.as_str() == Some(text)),
             Test::Prefix(prefixes) => prefixes.iter().any(|prefix| text.starts_with(prefix.as_str())),
+            Test::Matches(patterns) => patterns.iter().any(|pattern| pattern.matches(text)),
         }
     }
 
@@ -113,7 +121,7 @@ impl Test {
             (_, Value::String(text)) => self.takes_text(text),
             (Test::Equals(wanted), _) => is_same(wanted, value),
             (Test::In(wanted), _) => wanted.iter().any(|wanted| is_same(wanted, value)),
-            (Test::Prefix(_), _) => false,
+            (Test::Prefix(_) | Test::Matches(_), _) => false,
         }
     }
 }
@@ -126,6 +134,7 @@ fn is_same(a: &Value, b: &Value) -> bool {
 impl<'e> Subject<'e> {
     pub(crate) fn of(event: &'e Event) -> Subject<'e> {
         Subject {
+            topic: &event.topic,
             kind: &event.kind,
             key: event.key.as_deref(),
             headers: &event.headers,
@@ -136,6 +145,7 @@ impl<'e> Subject<'e> {
 
     pub(crate) fn of_stored(event: &'e StoredEvent) -> Subject<'e> {
         Subject {
+            topic: &event.topic,
             kind: &event.kind,
             key: event.key.as_deref(),
             headers: &event.headers,
@@ -164,36 +174,53 @@ struct Written {
     #[serde(rename = "in", default, skip_serializing_if = "Option::is_none")]
     within: Option<Vec<Value>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    prefix: Option<Prefixes>,
+    prefix: Option<Texts>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    matches: Option<Texts>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(untagged)]
-enum Prefixes {
+enum Texts {
     One(String),
     Many(Vec<String>),
+}
+
+impl From<Texts> for Vec<String> {
+    fn from(texts: Texts) -> Vec<String> {
+        match texts {
+            Texts::One(text) => vec![text],
+            Texts::Many(texts) => texts,
+        }
+    }
 }
 
 impl TryFrom<Written> for Condition {
     type Error = &'static str;
 
     fn try_from(written: Written) -> std::result::Result<Condition, &'static str> {
-        let Written { field, equals, within, prefix } = written;
-        let test = match (equals, within, prefix) {
-            (Some(value), None, None) => Test::Equals(value),
-            (None, Some(values), None) => Test::In(values),
-            (None, None, Some(Prefixes::One(prefix))) => Test::Prefix(vec![prefix]),
-            (None, None, Some(Prefixes::Many(prefixes))) => Test::Prefix(prefixes),
-            _ => return Err("a condition has exactly one of equals, in and prefix"),
+        let Written { field, equals, within, prefix, matches } = written;
+        let test = match (equals, within, prefix, matches) {
+            (Some(value), None, None, None) => Test::Equals(value),
+            (None, Some(values), None, None) => Test::In(values),
+            (None, None, Some(prefixes), None) => Test::Prefix(prefixes.into()),
+            (None, None, None, Some(patterns)) => Test::Matches(patterns_of(patterns)?),
+            _ => return Err("a condition has exactly one of equals, in, prefix and matches"),
         };
         Ok(Condition { field: Field::parse(&field)?, test })
     }
 }
 
+fn patterns_of(texts: Texts) -> std::result::Result<Vec<Pattern>, &'static str> {
+    const WRONG: &str = "a pattern is a name in which a segment may be *, and the last one **";
+    Vec::from(texts).into_iter().map(|text| Pattern::try_from(text).map_err(|_| WRONG)).collect()
+}
+
 impl Field {
     fn parse(text: &str) -> std::result::Result<Field, &'static str> {
-        const WRONG: &str = "the field of a condition is type, key, header.NAME or payload.PATH";
+        const WRONG: &str = "the field of a condition is topic, type, key, header.NAME or payload.PATH";
         match text.split_once('.') {
+            None if text == "topic" => Ok(Field::Topic),
             None if text == "type" => Ok(Field::Type),
             None if text == "key" => Ok(Field::Key),
             Some(("header", name)) if !name.is_empty() => Ok(Field::Header(name.to_owned())),
@@ -208,16 +235,20 @@ impl Field {
 impl From<Condition> for Written {
     fn from(condition: Condition) -> Written {
         let field = match condition.field {
+            Field::Topic => "topic".to_owned(),
             Field::Type => "type".to_owned(),
             Field::Key => "key".to_owned(),
             Field::Header(name) => format!("header.{name}"),
             Field::Payload(path) => format!("payload.{}", path.join(".")),
         };
-        let mut written = Written { field, equals: None, within: None, prefix: None };
+        let mut written = Written { field, equals: None, within: None, prefix: None, matches: None };
         match condition.test {
             Test::Equals(value) => written.equals = Some(value),
             Test::In(values) => written.within = Some(values),
-            Test::Prefix(prefixes) => written.prefix = Some(Prefixes::Many(prefixes)),
+            Test::Prefix(prefixes) => written.prefix = Some(Texts::Many(prefixes)),
+            Test::Matches(patterns) => {
+                written.matches = Some(Texts::Many(patterns.into_iter().map(String::from).collect()));
+            }
         }
         written
     }
@@ -235,7 +266,8 @@ mod tests {
     fn event() -> Event {
         let payload =
             json!({"country": "AT", "total": 12, "lines": [{"sku": "b-7"}], "paid": true, "dots.in": 1});
-        Event::json("t", &payload).unwrap().kind("order.paid").key("order:1").header("region", "eu")
+        let event = Event::json("acme/orders", &payload).unwrap();
+        event.kind("order.paid").key("order:1").header("region", "eu").header("path", "a/b/c")
     }
 
     #[test]
@@ -256,6 +288,15 @@ mod tests {
             (json!([{"field": "payload.lines.0.sku", "prefix": "b-"}]), true),
             (json!([{"field": "payload.lines.1.sku", "prefix": ""}]), false),
             (json!([{"field": "payload.paid", "equals": true}]), true),
+            (json!([{"field": "topic", "matches": "acme/*"}]), true),
+            (json!([{"field": "topic", "matches": ["shop/**", "*/orders"]}]), true),
+            (json!([{"field": "topic", "matches": "*"}]), false),
+            (json!([{"field": "topic", "equals": "acme/orders"}]), true),
+            (json!([{"field": "header.path", "matches": "a/**"}]), true),
+            (json!([{"field": "header.path", "matches": "a/*"}]), false),
+            (json!([{"field": "header.other", "matches": "**"}]), false),
+            (json!([{"field": "payload.country", "matches": "*"}]), true),
+            (json!([{"field": "payload.total", "matches": "*"}]), false),
             (
                 json!([{"field": "type", "prefix": "order."}, {"field": "payload.country", "equals": "DE"}]),
                 false,
@@ -276,13 +317,16 @@ mod tests {
 
     #[test]
     fn a_filter_is_written_as_it_was_read_and_refused_if_it_is_unclear() {
-        let written =
-            json!([{"field": "payload.a.b", "in": [1, "x"]}, {"field": "header.h", "prefix": ["p"]}]);
+        let written = json!([{"field": "payload.a.b", "in": [1, "x"]}, {"field": "header.h", "prefix": ["p"]},
+                {"field": "topic", "matches": ["a/*", "b/**"]}]);
         assert_eq!(serde_json::to_value(filter(written.clone())).unwrap(), written);
         for wrong in [
             json!([{"field": "type"}]),
             json!([{"field": "type", "equals": 1, "in": [1]}]),
-            json!([{"field": "topic", "equals": "t"}]),
+            json!([{"field": "tenant", "equals": "t"}]),
+            json!([{"field": "topic", "matches": "a*"}]),
+            json!([{"field": "topic", "matches": ["a", "**/b"]}]),
+            json!([{"field": "topic", "matches": "a", "prefix": "a"}]),
             json!([{"field": "payload.", "equals": 1}]),
             json!([{"field": "header", "equals": 1}]),
             json!([{"field": "type", "equals": "a", "more": 1}]),
@@ -290,6 +334,7 @@ mod tests {
             assert!(serde_json::from_value::<Filter>(wrong.clone()).is_err(), "{wrong}");
         }
         assert!(filter(json!([{"field": "type", "in": []}])).check().is_err());
+        assert!(filter(json!([{"field": "topic", "matches": []}])).check().is_err());
         assert!(filter(json!([{"field": "type", "equals": "x".repeat(600)}])).check().is_err());
     }
 }

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, Incarnation, LaneId, SliceId};
 use crate::model::lane::Held;
+use crate::model::slice::CLAIMS_OF_A_REPLAY;
 use std::fmt;
 use std::str::FromStr;
 
@@ -25,6 +26,12 @@ impl Lease {
     /// True when the lease hangs on a lane and not on the slice itself.
     pub(crate) fn is_ordered(&self) -> bool {
         self.lane != LaneId::UNORDERED
+    }
+
+    /// Tells the replays of an event apart: the same in every attempt until it is replayed again. The lease of a lane knows nothing of
+    /// replays; there every attempt counts as one.
+    pub(crate) fn replay(&self) -> i64 {
+        if self.is_ordered() { self.epoch } else { self.epoch / CLAIMS_OF_A_REPLAY }
     }
 
     /// The lane on which the lease hangs, if it does: for [`Known::Only`](crate::model::lane::Known).

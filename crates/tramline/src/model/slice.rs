@@ -63,6 +63,10 @@ impl State {
     }
 }
 
+/// How many claims fit between the epochs of replays in two following milliseconds. A power of two, and so small that epochs stay
+/// below 2^53 for centuries.
+pub(crate) const CLAIMS_OF_A_REPLAY: i64 = 1024;
+
 /// A row of work: some events of one chunk, in one subscription, in the same situation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
@@ -88,7 +92,8 @@ pub struct Slice {
     pub crashes: u32,
     /// Those of them in which one event ran alone as a suspect.
     pub alone: u32,
-    /// Grows with every claim (ordered: the lane's epoch when it was claimed).
+    /// Grows with every claim (ordered: the lane's epoch when it was claimed). A replay begins at its own time, see
+    /// [`Slice::epoch_of_replay`].
     pub epoch: i64,
     /// Who claimed it last.
     pub owner: Incarnation,
@@ -103,6 +108,11 @@ pub struct Slice {
 }
 
 impl Slice {
+    /// With which epoch a replay of this moment begins, so that no other replay has its epochs.
+    pub(crate) fn epoch_of_replay(now: Time) -> i64 {
+        now.0.saturating_mul(CLAIMS_OF_A_REPLAY)
+    }
+
     /// The place in the claim index among slices of the same subscription, state, lane and rank.
     pub fn pos(&self) -> i64 {
         let by_chunk = self.is_ordered() && !matches!(self.state, State::Waiting | State::Dead);

@@ -58,6 +58,7 @@ fn fresh(slice: &Slice, mask: Mask, due_at: Time, now: Time) -> Slice {
         crashes: 0,
         alone: 0,
         error: None,
+        epoch: Slice::epoch_of_replay(now),
         owner: Default::default(),
         ..slice.part(mask)
     };
@@ -162,7 +163,7 @@ pub fn resend(
         attempts: 0,
         crashes: 0,
         alone: 0,
-        epoch: 0,
+        epoch: Slice::epoch_of_replay(now),
         owner: Default::default(),
         replayed: true,
         tallied: !row.items(subscription, mask)?.is_empty(),

@@ -13,6 +13,7 @@ conformance![
     an_item_of_a_tally_that_its_subscription_keeps_out_is_refused,
     a_resend_asks_no_filter,
     a_payload_that_is_no_json_has_no_fields,
+    patterns_match_segments,
 ];
 
 fn only(conditions: Value, policy: Policy) -> Policy {
@@ -135,4 +136,27 @@ async fn a_payload_that_is_no_json_has_no_fields(bed: Bed) {
     let broken = Event::new(TOPIC, "{\"a\": 1").content_type("application/json");
     let emitted = bed.emit_together(vec![as_text, broken, fitting]).await;
     assert_eq!(queue.drain().await, [emitted[2].id]);
+}
+
+async fn patterns_match_segments(bed: Bed) {
+    let topics = ["acme/orders", "acme/mails", "shop/orders"];
+    let matching =
+        |field: &str, pattern: &str| only(json!([{"field": field, "matches": pattern}]), unordered());
+    let orders = bed.queue_named("orders", &topics, matching("topic", "*/orders")).await;
+    let acme = bed.queue_named("acme", &topics, matching("topic", "acme/**")).await;
+    let paid = bed.queue_named("paid", &topics, matching("type", "order/*")).await;
+    let tyrol = bed.queue_named("tyrol", &topics, matching("payload.place", "at/*/tyrol")).await;
+    let mut ids = Vec::new();
+    for (topic, kind, place) in [
+        ("acme/orders", "order/paid", "at/west/tyrol"),
+        ("acme/mails", "order", "at/tyrol"),
+        ("shop/orders", "order/line/paid", "at/west/tyrol"),
+    ] {
+        let event = Event::json(topic, &json!({"place": place})).unwrap().kind(kind);
+        ids.push(bed.emit(event).await);
+    }
+    assert_eq!(sorted(orders.drain().await), [ids[0], ids[2]]);
+    assert_eq!(sorted(acme.drain().await), [ids[0], ids[1]]);
+    assert_eq!(paid.drain().await, [ids[0]]);
+    assert_eq!(sorted(tyrol.drain().await), [ids[0], ids[2]]);
 }

@@ -33,11 +33,26 @@ fn filters() -> Vec<Value> {
         one("payload.0", "equals", json!("first")),
         one("payload.none", "equals", json!(false)),
         json!([{"field": "type", "prefix": "order."}, {"field": "payload.country", "equals": "AT"}]),
+        one("topic", "equals", json!("acme")),
+        one("topic", "matches", json!("acme/*")),
+        one("topic", "matches", json!("acme/**")),
+        one("topic", "matches", json!(["*/orders", "*"])),
+        one("topic", "matches", json!("acm/**")),
+        one("type", "matches", json!("order.paid")),
+        one("type", "matches", json!("order.pai.")),
+        one("type", "matches", json!("*")),
+        one("key", "matches", json!("**")),
+        one("key", "matches", json!("*")),
+        one("key", "matches", json!(["order:1", "a/*/c"])),
+        one("header.region", "matches", json!("*/**")),
+        one("payload.country", "matches", json!("*")),
+        one("payload.total", "matches", json!("12")),
     ]
 }
 
 /// An event of which every part can be read again.
 struct Draft {
+    topic: &'static str,
     kind: &'static str,
     key: Option<&'static str>,
     region: Option<&'static str>,
@@ -47,7 +62,8 @@ struct Draft {
 
 impl Draft {
     fn event(&self) -> Event {
-        let event = Event::new("t", self.payload.clone()).kind(self.kind).content_type(self.content_type);
+        let event =
+            Event::new(self.topic, self.payload.clone()).kind(self.kind).content_type(self.content_type);
         let event = self.key.into_iter().fold(event, Event::key);
         self.region.into_iter().fold(event, |event, region| event.header("region", region))
     }
@@ -56,11 +72,11 @@ impl Draft {
 fn drafts() -> Vec<Draft> {
     let raw = |payload: &[u8], content_type| {
         let (kind, key, region) = ("order.paid", Some("order:1"), None);
-        Draft { kind, key, region, payload: payload.to_vec(), content_type }
+        Draft { topic: "acme/orders", kind, key, region, payload: payload.to_vec(), content_type }
     };
     let json = |kind, key, region, payload: Value| {
         let payload = payload.to_string().into_bytes();
-        Draft { kind, key, region, payload, content_type: JSON }
+        Draft { topic: "acme", kind, key, region, payload, content_type: JSON }
     };
     vec![
         raw(b"payload", "application/octet-stream"),
@@ -78,6 +94,8 @@ fn drafts() -> Vec<Draft> {
         json("", None, None, json!({"country": null, "total": 13, "lines": {"-1": {"sku": "b-7"}, "x": 1}})),
         json("", None, None, json!(["first", "second"])),
         json("", None, None, json!("text")),
+        json("order/paid", Some("a/b\nb/c"), Some("eu/west"), json!({"country": "AT/Tyrol"})),
+        json("orderxpaid", Some("a/b/c/d"), Some(""), json!({"country": ""})),
     ]
 }
 
@@ -85,12 +103,13 @@ fn drafts() -> Vec<Draft> {
 async fn sql_filters_like_the_library() {
     let store = Private::open().await;
     let pool = store.pool().await;
-    let sql = format!("SELECT {}.tramline_passes($1::jsonb, $2, $3, $4::jsonb, $5, $6)", store.schema);
+    let sql = format!("SELECT {}.tramline_passes($1::jsonb, $2, $3, $4, $5::jsonb, $6, $7)", store.schema);
     for written in filters() {
         let filter: Filter = serde_json::from_value(written.clone()).unwrap();
         for draft in drafts() {
             let query = sqlx::query(AssertSqlSafe(sql.clone()))
                 .bind(serde_json::to_string(&filter).unwrap())
+                .bind(draft.topic)
                 .bind(draft.kind)
                 .bind(draft.key)
                 .bind(draft.region.map(|region| json!({"region": region}).to_string()))

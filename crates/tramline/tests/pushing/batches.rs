@@ -34,7 +34,7 @@ on_every_store! {
         bed.clock.advance(MINUTE - SECOND);
         bed.emit(&["8"]).await;
         until("it was seen", async || bed.counts().await.ready == 2).await;
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         bed.clock.advance(SECOND);
         let last = bed.receiver.next().await;
         assert_eq!(last.payloads(), ["7", "8"]);
@@ -54,7 +54,7 @@ on_every_store! {
         until("two are done", async || bed.counts().await.delayed == 1).await;
         assert_eq!(bed.counts().await.leased, 0);
         bed.clock.advance(MINUTE / 2 - SECOND);
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         bed.clock.advance(SECOND);
         let again = bed.receiver.next().await;
         assert_eq!((again.ids(), again.json()["events"][0]["attempt"].as_u64()), (vec![ids[1].clone()], Some(2)));
@@ -98,7 +98,7 @@ on_every_store! {
         }
         assert_eq!(sent, 5);
         until("they are done", async || bed.counts().await.leased == 0).await;
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         bed.clock.advance(SECOND);
         while sent < 8 {
             let request = bed.receiver.next().await;
@@ -115,10 +115,10 @@ on_every_store! {
         bed.emit(&["1", "2", "3", "4"]).await;
         let (first, second) = (bed.receiver.next().await, bed.receiver.next().await);
         assert_eq!(bed.counts().await.leased, 2);
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         first.answer(200);
         let third = bed.receiver.next().await;
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         second.answer(200);
         third.answer(200);
         bed.receiver.next().await.answer(200);

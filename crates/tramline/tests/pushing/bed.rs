@@ -13,6 +13,8 @@ use tramline::{
     Time, Tramline,
 };
 
+/// The topic and the subscription that show that a node has gone round.
+const BESIDE: &str = "beside";
 pub(crate) const START: Time = Time(1_893_456_000_000);
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
@@ -55,12 +57,15 @@ pub(crate) struct Bed {
     pub(crate) clock: ManualClock,
     pub(crate) tram: Tramline,
     pub(crate) receiver: Receiver,
+    /// The receiver of a subscription beside, which shows that a node has gone round.
+    beside: Receiver,
     pub(crate) keyring: Keyring,
     pub(crate) node: Option<Node>,
 }
 
 /// A node that sends.
 pub(crate) struct Node {
+    tram: Tramline,
     shutdown: Shutdown,
     task: JoinHandle<()>,
 }
@@ -77,7 +82,7 @@ impl Node {
         let shutdown = Shutdown::new();
         let pusher = tram.pusher(client, keyring.clone(), requests);
         let task = tokio::spawn(pusher.run(shutdown.clone()));
-        Node { shutdown, task }
+        Node { tram: tram.clone(), shutdown, task }
     }
 
     /// Asks it to stop, and waits until it has.
@@ -102,8 +107,12 @@ impl Bed {
         let clock = ManualClock::new(START);
         let keyring = Keyring::derived("a root token");
         let tram = process(&fresh, &clock);
+        let (receiver, beside) = (Receiver::start().await, Receiver::start().await);
+        let push = Some(Push { timeout: Duration::ZERO, ..Push::to(beside.url()) });
+        let policy = Policy { push, ..Policy::default() };
+        tram.put_subscription(BESIDE, &[BESIDE], policy, Start::Now).await.unwrap();
         let node = Node::start(&tram, &keyring);
-        Bed { receiver: Receiver::start().await, fresh, clock, tram, keyring, node: Some(node) }
+        Bed { receiver, beside, fresh, clock, tram, keyring, node: Some(node) }
     }
 
     /// Another process on the same store.
@@ -113,6 +122,18 @@ impl Bed {
 
     pub(crate) fn node(&mut self) -> Node {
         self.node.take().unwrap()
+    }
+
+    /// True if nothing is sent that the test has not answered or seen, although there was time for it: two events of another
+    /// subscription are emitted, claimed and sent by the same node meanwhile, one after the other.
+    pub(crate) async fn is_quiet(&mut self) -> bool {
+        if let Some(node) = &self.node {
+            for _ in 0..2 {
+                node.tram.emit(Event::json(BESIDE, &"round").unwrap()).await.unwrap();
+                self.beside.next().await.answer(200);
+            }
+        }
+        self.receiver.has_nothing()
     }
 
     /// Where batches go at once, in Tramline's format.

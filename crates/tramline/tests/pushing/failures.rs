@@ -2,6 +2,7 @@
 
 use crate::bed::*;
 use crate::on_every_store;
+use std::collections::HashSet;
 use std::time::Duration;
 use tramline::engine::push::NOTICES;
 use tramline::{Counts, EventId, Policy, Push, Retry, Verdict};
@@ -17,7 +18,7 @@ on_every_store! {
         until("it is delayed", async || bed.counts().await.delayed == 2).await;
         // The first delay of the list is 5 seconds.
         bed.clock.advance(SECOND * 4);
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         bed.clock.advance(SECOND);
         let again = bed.receiver.next().await;
         assert_eq!((&again.json()["batch"], again.payloads().len()), (&batch, 2));
@@ -50,6 +51,51 @@ on_every_store! {
         bed.close().await;
     }
 
+    /// A receiver that takes what it has seen under an id for done, as it is advised to, never did what was replayed once more, nor what
+    /// another subscription sent it.
+    async fn an_id_is_that_of_one_subscription_and_one_replay_and_the_same_in_every_attempt(bed: Bed) {
+        let mut bed = bed;
+        let policy = Policy { push: Some(bed.push()), retry: Retry::constant(2, SECOND), ..Policy::default() };
+        for name in ["s", "other"] {
+            bed.tram.put_subscription(name, &["t"], policy.clone(), tramline::Start::Now).await.unwrap();
+        }
+        bed.emit(&["a"]).await;
+        let mut ids = HashSet::new();
+        for _ in 0..2 {
+            let sent = bed.receiver.next().await;
+            assert!(ids.insert(sent.json()["batch"].clone()), "one for each subscription");
+            let fails = sent.json()["subscription"] == "s";
+            sent.answer(if fails { 500 } else { 200 });
+        }
+        // Or else it would be sent again when its lease ends.
+        until("the other one is done", async || bed.tram.stats("other").await.unwrap().counts == Counts::default()).await;
+        for failed in [2, 4, 6] {
+            until("it is delayed", async || bed.counts().await.delayed == 1).await;
+            // It is left alone for longer and longer.
+            bed.clock.advance(MINUTE * 60);
+            let again = bed.receiver.next().await;
+            assert!(ids.contains(&again.json()["batch"]), "the same in every attempt");
+            again.answer(500);
+            bed.failed(failed).await;
+            until("it is dead", async || bed.counts().await.dead == 1).await;
+            bed.clock.advance(MINUTE * 60);
+            bed.tram.replay("s", tramline::store::verbs::Which::All).await.unwrap();
+            let replayed = bed.receiver.next().await;
+            assert!(ids.insert(replayed.json()["batch"].clone()), "another one for each replay");
+            replayed.answer(if failed == 6 { 200 } else { 500 });
+        }
+        bed.settled().await;
+        for _ in 0..2 {
+            bed.clock.advance(SECOND);
+            assert_eq!(bed.tram.replay_since("s", START, None).await.unwrap().count, 1);
+            let again = bed.receiver.next().await;
+            assert!(ids.insert(again.json()["batch"].clone()), "also of what was done");
+            again.answer(200);
+            bed.settled().await;
+        }
+        bed.close().await;
+    }
+
     async fn a_subscriber_that_fails_is_left_alone_and_then_probed_with_one_request(bed: Bed) {
         let mut bed = bed;
         bed.subscribe(Push { max_events: 1, concurrency: 4, ..bed.push() }).await;
@@ -58,10 +104,10 @@ on_every_store! {
             bed.receiver.next().await.answer(503);
         }
         bed.failed(4).await;
-        assert!(bed.receiver.is_quiet(), "two are due, but it is left alone");
+        assert!(bed.is_quiet().await, "two are due, but it is left alone");
         bed.clock.advance(SECOND);
         let probe = bed.receiver.next().await;
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         probe.answer(200);
         bed.receiver.next().await.answer(200);
         until("those are done", async || bed.counts().await.leased == 0).await;
@@ -111,7 +157,7 @@ on_every_store! {
         until("it is delayed", async || bed.counts().await.delayed == 1).await;
         bed.emit(&["b"]).await;
         bed.clock.advance(SECOND * 119);
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         bed.clock.advance(SECOND);
         let again = bed.receiver.next().await;
         let both = again.payloads().len() == 2;
@@ -137,7 +183,7 @@ on_every_store! {
         until("it was given back", async || bed.counts().await.ready == 1).await;
         bed.emit(&["b"]).await;
         bed.clock.advance(MINUTE * 60);
-        assert!(bed.receiver.is_quiet() && bed.health().await.disabled.is_some());
+        assert!(bed.is_quiet().await && bed.health().await.disabled.is_some());
         bed.tram.enable_push("s", "me").await.unwrap();
         let request = bed.receiver.next().await;
         assert_eq!((request.payloads(), request.json()["events"][0]["attempt"].as_u64()), (vec!["a".into(), "b".into()], Some(1)));

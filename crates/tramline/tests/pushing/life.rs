@@ -23,7 +23,7 @@ on_every_store! {
         let distinct: HashSet<&String> = seen.iter().collect();
         assert_eq!((seen.len(), distinct.len()), (60, 60));
         bed.settled().await;
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         for node in others {
             node.stop().await;
         }
@@ -37,9 +37,9 @@ on_every_store! {
         let lost = bed.receiver.next().await;
         let sent = lost.payloads();
         bed.node().kill();
-        let heir = Node::start(&bed.process(), &bed.keyring);
+        bed.node = Some(Node::start(&bed.process(), &bed.keyring));
         bed.emit(&["c"]).await;
-        assert!(bed.receiver.is_quiet(), "nothing passes what is being sent");
+        assert!(bed.is_quiet().await, "nothing passes what is being sent");
         // Request time-out and margin: 30 seconds.
         bed.clock.advance(SECOND * 31);
         let again = bed.receiver.next().await;
@@ -51,7 +51,6 @@ on_every_store! {
             bed.receiver.next().await.answer(200);
         }
         bed.settled().await;
-        heir.stop().await;
         bed.close().await;
     }
 
@@ -125,7 +124,7 @@ on_every_store! {
         bed.settled().await;
         slow.answer(200);
         cramped.stop().await;
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         bed.close().await;
     }
 
@@ -138,7 +137,7 @@ on_every_store! {
         node.ask_to_stop();
         request.answer(200);
         node.stop().await;
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         let counts = bed.counts().await;
         assert_eq!((counts.ready, counts.leased), (1, 0));
         assert_eq!(bed.health().await.sent, 1, "what was sent is written down before it ends");
@@ -152,7 +151,7 @@ on_every_store! {
         bed.emit(&["a"]).await;
         until("it waits", async || bed.counts().await.ready == 1).await;
         bed.clock.advance(MINUTE);
-        assert!(bed.receiver.is_quiet());
+        assert!(bed.is_quiet().await);
         bed.tram.resume("s", "me", "").await.unwrap();
         bed.receiver.next().await.answer(200);
         bed.settled().await;

@@ -16,7 +16,7 @@ on_every_store! {
         let mut seen = Vec::new();
         while seen.len() < 6 {
             let request = bed.receiver.next().await;
-            assert!(bed.receiver.is_quiet(), "one at a time");
+            assert!(bed.is_quiet().await, "one at a time");
             seen.extend(request.payloads());
             request.answer(200);
         }

@@ -46,8 +46,8 @@ impl Receiver {
         tokio::time::timeout(LONG, self.requests.recv()).await.expect("no request came").unwrap()
     }
 
-    /// True if no request is waiting to be answered or seen.
-    pub(crate) fn is_quiet(&mut self) -> bool {
+    /// True if no request has come that nobody has seen.
+    pub(crate) fn has_nothing(&mut self) -> bool {
         self.requests.try_recv().is_err()
     }
 }

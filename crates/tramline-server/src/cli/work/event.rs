@@ -5,6 +5,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
+use tramline::engine::trace::TRACEPARENT;
 
 /// An event and the lease on it. Several events can have the same lease.
 #[derive(Debug, Deserialize)]
@@ -49,6 +50,11 @@ pub(super) struct Claim {
 impl Claimed {
     pub(super) fn has_key(&self) -> bool {
         self.key.is_some()
+    }
+
+    /// To which trace it belongs.
+    pub(super) fn traceparent(&self) -> Option<&str> {
+        self.headers.get(TRACEPARENT).map(String::as_str)
     }
 
     /// The payload as it was emitted.

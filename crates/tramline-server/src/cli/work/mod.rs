@@ -58,7 +58,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = value::duration)]
     lease: Option<Duration>,
     /// How long running commands may take to finish when told to stop
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = value::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "28s", value_parser = value::duration)]
     grace: Duration,
     /// How long exit code 75 makes an event wait
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = value::duration)]

@@ -71,6 +71,14 @@ async fn write(pool: &Pool, batch: &[Ended]) -> Vec<bool> {
 }
 
 fn result(ended: &Ended) -> Value {
+    let mut result = outcome(ended);
+    if let Some(traceparent) = ended.event.traceparent() {
+        result["traceparent"] = traceparent.into();
+    }
+    result
+}
+
+fn outcome(ended: &Ended) -> Value {
     let (id, lease) = (&ended.event.id, &ended.event.lease);
     match &ended.outcome {
         Outcome::Done => json!({"id": id, "lease": lease, "outcome": "done"}),

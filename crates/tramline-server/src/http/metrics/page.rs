@@ -4,33 +4,52 @@ use super::Metrics;
 use super::family::{AND, BUCKETS, Counter, Family, Histogram, OTHER};
 use crate::http::app::{App, Shared};
 use crate::http::caller::Caller;
+use crate::http::health::PATIENCE;
 use crate::http::problem::Answer;
 use crate::http::push;
 use crate::http::stats::MOST;
 use crate::http::tallies::figures;
 use axum::extract::State;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tramline::{RuleKind, Scope, Subscription};
+use tramline::{RuleKind, Scope, Subscription, Time};
 
-/// Metrics in the text format of Prometheus, as far as the token may see them.
+/// Metrics in the text format of Prometheus, as far as the token may see them. While the store is away: what this node has counted.
 #[utoipa::path(get, path = "/metrics", tag = "figures", responses((status = 200, body = String, content_type = "text/plain")),
     security(("token" = ["manage"])))]
 pub(crate) async fn metrics(State(app): State<Shared>, caller: Caller) -> Answer<Response> {
     caller.needs(&[Scope::Manage])?;
-    let all = app.ask(app.tram.subscriptions()).await?;
-    let mut page = Page { text: String::new(), visible: caller.visible(&all), caller };
+    let looked = look(&app, &caller).await;
+    let is_up = looked.is_some();
+    let (visible, figures) = looked.unwrap_or_default();
+    let mut page = Page { text: String::new(), visible, caller };
+    page.head(
+        "store_up",
+        "1 if the store answers; without it, what only the store knows is left out",
+        "gauge",
+    );
+    page.line("store_up", "", u8::from(is_up));
     page.counted(&app.metrics);
-    page.figures(&app, &all).await?;
+    page.text.push_str(&figures);
     let mut response = page.text.into_response();
     let format = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, format);
     Ok(response)
+}
+
+/// The subscriptions that the caller may see, and what is known only by looking; `None` if the store does not tell, when metrics are
+/// needed most. A store that hangs must not use up the patience of those who ask.
+async fn look(app: &App, caller: &Caller) -> Option<(HashSet<Arc<str>>, String)> {
+    let now = tokio::time::timeout(PATIENCE, app.tram.store().now()).await.ok()?.ok()?;
+    let all = app.ask(app.tram.subscriptions()).await.ok()?;
+    let mut page = Page { text: String::new(), visible: caller.visible(&all), caller: caller.clone() };
+    page.figures(app, now, &all).await.ok()?;
+    Some((page.visible, page.text))
 }
 
 /// What the labels of a metric are.
@@ -79,11 +98,14 @@ impl Page {
     }
 
     /// What is known only by looking.
-    async fn figures(&mut self, app: &App, all: &[Subscription]) -> Answer<()> {
-        let now = app.ask(app.tram.store().now()).await?;
+    async fn figures(&mut self, app: &App, now: Time, all: &[Subscription]) -> Answer<()> {
         let [mut events, mut ages, mut dead, mut rules] = [const { String::new() }; 4];
         for subscription in all.iter().filter(|one| self.visible.contains(&one.name)).take(MOST) {
-            let Ok(stats) = app.ask(app.tram.store().stats(subscription.id, None)).await else { continue };
+            let stats = match app.ask(app.tram.store().stats(subscription.id, None)).await {
+                // Deleted since the list was read.
+                Err(problem) if problem.status() == StatusCode::NOT_FOUND => continue,
+                stats => stats?,
+            };
             let (name, counts) = (&*subscription.name, stats.counts);
             let by_status = [
                 ("ready", counts.ready),

@@ -4,15 +4,17 @@ use crate::config::Config;
 use crate::http::access::Access;
 use crate::http::app::{App, Shared};
 use crate::http::metrics::Metrics;
+use crate::http::timed::Timed;
 use crate::http::{openapi, routes};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use serde_json::Value;
+use std::path::Path;
 use std::sync::Arc;
 use tower::ServiceExt;
-use tramline::Tramline;
+use tramline::{Options, Tramline};
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::path::Operation;
 
@@ -72,6 +74,17 @@ impl Bed {
         let tram = Tramline::open("sqlite::memory:").await.unwrap();
         let access = Access::open(tram.store().clone(), config.root_token.as_deref(), true).await.unwrap();
         Bed::of(App::new(tram, config, access, Arc::new(Metrics::default())))
+    }
+
+    /// A node on a file, whose store is measured as that of a server is.
+    pub(super) async fn on_file(path: &Path, config: Config) -> Bed {
+        let metrics = Arc::new(Metrics::default());
+        let measured = metrics.clone();
+        let options = Options::new(format!("sqlite://{}", path.display()))
+            .watch_store(move |store| Arc::new(Timed::new(store, measured.clone())));
+        let tram = Tramline::with(options).await.unwrap();
+        let access = Access::open(tram.store().clone(), config.root_token.as_deref(), true).await.unwrap();
+        Bed::of(App::new(tram, config, access, metrics))
     }
 
     /// Another node on the same store.

@@ -51,6 +51,23 @@ async fn an_array_is_stored_whole_or_not_at_all() {
 }
 
 #[tokio::test]
+async fn sub_events_name_the_main_event_before_them() {
+    let bed = Bed::open().await;
+    let (main, sub) = (json!({"payload": "m", "key": "a"}), json!({"payload": "s", "key": "a", "sub": true}));
+    let events = json!([main, sub, sub, main, sub]);
+    let ids = ids(&bed.post("/v1/topics/t/events", events).await.good());
+    let page = bed.get("/v1/topics/t/events").await.good();
+    let mains: Vec<&Value> =
+        page["items"].as_array().unwrap().iter().map(|event| &event["headers"]["tramline-main"]).collect();
+    let of = |at: usize| json!(ids[at].to_string());
+    assert_eq!(mains, [&Value::Null, &of(0), &of(0), &Value::Null, &of(3)]);
+    for alone in [sub.clone(), json!([sub, main])] {
+        bed.post("/v1/topics/t/events", alone).await.problem(422);
+    }
+    lines(&bed, format!("{main}\n{sub}")).await.problem(422);
+}
+
+#[tokio::test]
 async fn an_idempotency_key_stores_once_and_refuses_another_body() {
     let bed = Bed::open().await;
     let emit = |body: &'static str| {

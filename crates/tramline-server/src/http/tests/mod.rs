@@ -10,6 +10,7 @@ mod letters;
 mod limits;
 mod matrix;
 mod openapi;
+mod outage;
 mod push;
 mod refusals;
 mod routemaster;

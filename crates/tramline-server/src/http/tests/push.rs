@@ -60,7 +60,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
         push(json!({"headers": {"Authorization": "Bearer x"}})),
         push(json!({"headers": {"a b": "x"}})),
         push(json!({"secrets": ["short"]})),
-        push(json!({"filter": [{"field": "topic", "equals": "t"}]})),
+        push(json!({"filter": [{"field": "tenant", "equals": "t"}]})),
         push(json!({"filter": [{"field": "type"}]})),
         push(json!({"rate": 0})),
         json!({"topics": ["t"], "ordering": "subscriber"}),

@@ -48,7 +48,9 @@ async fn a_rule_by_pattern_is_set_shown_and_removed() {
 async fn rules_by_name_and_by_pattern_hold_together_and_are_counted() {
     let bed = bed().await;
     bed.post("/v1/rules", json!({"pattern": "**", "kind": "block"})).await.good();
-    bed.post("/v1/rules", json!({"pattern": "acme/**", "kind": "pause"})).await.good();
+    let until = "2999-01-01T00:00:00.000Z";
+    let pause = json!({"pattern": "acme/**", "kind": "pause", "reason": "moving", "until": until});
+    bed.post("/v1/rules", pause).await.good();
     let left = bed.post("/v1/subscriptions/acme%2Fmail/pause", json!({})).await.good();
     assert_eq!(left["rules"].as_array().unwrap().len(), 3);
     let left = bed.post("/v1/subscriptions/acme%2Fmail/resume", json!({})).await.good();
@@ -57,6 +59,11 @@ async fn rules_by_name_and_by_pattern_hold_together_and_are_counted() {
     let stopped =
         stats["subscriptions"].as_array().unwrap().iter().find(|one| one["name"] == "acme/mail").unwrap();
     assert_eq!(stopped["stopped_by"], json!(["block", "pause"]));
+    let pause = &stopped["rules"][1];
+    assert_eq!(
+        [&pause["by"], &pause["reason"], &pause["until"]],
+        [&json!("local"), &json!("moving"), &json!(until)]
+    );
     let metrics = bed.get("/metrics").await.text;
     assert!(metrics.contains("tramline_rules{subscription=\"acme/mail\",kind=\"pause\"} 1"), "{metrics}");
     assert!(metrics.contains("tramline_rules{subscription=\"rival\",kind=\"block\"} 1"));

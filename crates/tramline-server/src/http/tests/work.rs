@@ -102,6 +102,21 @@ async fn an_ordered_lane_gives_nothing_more_while_another_claim_has_work_of_it()
     assert_eq!(claim(&bed, 10).await.len(), 1);
 }
 
+/// The answer was sorted by id, and what was urgent came behind what was not.
+#[tokio::test]
+async fn an_answer_has_the_urgent_events_first_unless_keys_are_ordered() {
+    for (ordering, priorities) in [("none", [0, 5, 9]), ("key", [9, 5, 0])] {
+        let bed = bed(json!({"ordering": ordering})).await;
+        for priority in [9, 5, 0] {
+            let event = json!({"payload": priority, "key": "a", "priority": priority});
+            bed.post("/v1/topics/t/events", event).await.good();
+        }
+        let payloads: Vec<Value> =
+            claim(&bed, 10).await.iter().map(|event| event["payload"].clone()).collect();
+        assert_eq!(payloads, priorities, "{ordering}");
+    }
+}
+
 #[tokio::test]
 async fn done_after_a_retry_of_the_same_key_is_refused() {
     let bed = bed(json!({"ordering": "key"})).await;

@@ -1,6 +1,6 @@
 //! Claimed events, cut into batches.
 
-use crate::model::id::EventId;
+use crate::model::id::{EventId, SubscriptionId};
 use crate::model::lease::Lease;
 use crate::push::Sending;
 use crate::store::verbs::Claimed;
@@ -13,15 +13,15 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Names the batch: the same events have the same name, however often they are sent; others have another, and so have the
-    /// same events when they are replayed.
-    pub(super) fn id(&self) -> String {
+    /// Names the batch: receivers take what they have seen under a name for done. So the same events of a subscription have the same
+    /// name however often they are sent, and another one whenever they are replayed.
+    pub(super) fn id(&self, subscription: SubscriptionId) -> String {
         let mut which = crc32fast::Hasher::new();
-        for sending in &self.events {
+        for (sending, lease) in self.events.iter().zip(&self.leases) {
             which.update(&sending.event.id.0.to_be_bytes());
-            which.update(&[u8::from(sending.replayed)]);
+            which.update(&if sending.replayed { lease.replay() } else { 0 }.to_be_bytes());
         }
-        format!("{}-{}-{:08x}", self.first(), self.events.len(), which.finalize())
+        format!("{subscription}-{}-{}-{:08x}", self.first(), self.events.len(), which.finalize())
     }
 
     pub(super) fn first(&self) -> EventId {

@@ -145,13 +145,17 @@ impl Line {
         // Room may have come late: a lease has run on meanwhile, and the subscription may stand differently.
         self.give_back(self.hand.take_stale(clock.reading())).await;
         let standing = self.standing.borrow().clone();
-        if standing.closed_until(clock).is_some() || standing.is_locked() {
+        if !standing.is_open(clock) {
             return Ok(Next::Again);
         }
         let next = match wanted {
             Go::Now(events) => self.fill(&standing, events).await?,
             Go::At(_) | Go::Nothing => Next::Again,
         };
+        // The same of a claim, which may even have brought what was given back because the subscription is disabled.
+        if !self.standing.borrow().is_open(clock) {
+            return Ok(Next::Again);
+        }
         match room {
             Some(room) if self.hand.len() > 0 => {
                 self.send(&standing, free, room);

@@ -93,7 +93,7 @@ fn impossible(error: &str, batch: &Batch) -> Judged {
 }
 
 fn request(standing: &Standing, batch: &Batch, at: Time, context: &Headers) -> Result<Request, String> {
-    let (push, id) = (&standing.push, batch.id());
+    let (push, id) = (&standing.push, batch.id(standing.subscription.id));
     let target = standing.target.as_ref().as_ref().map_err(|error| error.text().to_owned())?;
     let written = write(push.format, &standing.subscription.name, &id, &batch.events);
     let mut headers = target.headers.clone();

@@ -127,6 +127,11 @@ impl Standing {
         matches!(*self.target, Err(Unsendable::Locked(_)))
     }
 
+    /// True if something may be sent now.
+    pub(super) fn is_open(&self, clock: &Clock) -> bool {
+        self.closed_until(clock).is_none() && !self.is_locked()
+    }
+
     /// How many requests may be under way. One that fails is only probed.
     pub(super) fn width(&self) -> usize {
         let in_line = self.subscription.policy.ordering == crate::model::subscription::Ordering::Subscriber;

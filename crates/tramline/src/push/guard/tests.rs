@@ -1,6 +1,11 @@
 //! Addresses by the hundred: what each one is, and what an operator's ranges change.
 
 use super::*;
+use crate::push::{Client, FailKind, Request, Resolve, Settings};
+use async_trait::async_trait;
+use std::sync::Mutex;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
 
 /// What the addresses are, and the addresses: both ends of every range, and some between.
 const REFUSED: &[(&str, &str)] = &[
@@ -210,4 +215,49 @@ fn a_range_that_may_be_a_mistake_is_refused() {
     }
     let error = "10.1.2.3/8".parse::<Cidr>().unwrap_err();
     assert!(error.to_string().contains("it begins at 10.0.0.0/8"), "{error}");
+}
+
+/// Every name leads to one address, which changes.
+#[derive(Debug)]
+struct Leading(Mutex<IpAddr>);
+
+#[async_trait]
+impl Resolve for Leading {
+    async fn resolve(&self, _: &str) -> std::io::Result<Vec<IpAddr>> {
+        Ok(vec![*self.0.lock().unwrap()])
+    }
+}
+
+fn request(host: &str, port: u16) -> Request {
+    Request {
+        url: format!("http://{host}:{port}/").parse().unwrap(),
+        headers: Default::default(),
+        body: Default::default(),
+        timeout: Duration::from_secs(60),
+    }
+}
+
+/// The guard is of use only if nothing goes round it: by name and written out, through all that a request goes through.
+#[tokio::test]
+async fn the_client_dials_none_of_them() {
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let names = Arc::new(Leading(Mutex::new(Ipv4Addr::UNSPECIFIED.into())));
+    let client = Client::new(Settings { resolver: names.clone(), ..Settings::default() });
+    let plain = REFUSED.iter().flat_map(|(_, all)| all.split_whitespace()).map(|it| it.parse().unwrap());
+    let carried = CARRIERS.iter().flat_map(|carrier| v4_refused().map(|ip| IpAddr::V6(carry(carrier, ip))));
+    let mut refused = 0;
+    for ip in plain.chain(carried) {
+        *names.0.lock().unwrap() = ip;
+        let written = if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() };
+        for host in ["hooks.example", &written] {
+            let failed = client.post(request(host, port)).await.result.expect_err(host);
+            assert_eq!(failed.kind, FailKind::Refused, "{ip} as {host}: {}", failed.text);
+            refused += 1;
+        }
+    }
+    assert!(refused > 1_000, "{refused}");
+    let probe = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let (_, first) = listener.accept().await.unwrap();
+    assert_eq!(first, probe.local_addr().unwrap(), "nobody came before");
 }
