@@ -11,6 +11,8 @@ use std::time::Duration;
 use support::stores::{Fresh, Place};
 use support::{START, until};
 use tokio::sync::mpsc;
+use tramline::store::Store;
+use tramline::store::sqlite::SqliteStore;
 use tramline::{
     Clock, Context, Counts, Event, EventId, ManualClock, NoHooks, Options, Result, Retry, Shutdown,
     StoredEvent, TopicSettings, Tramline, Worker,
@@ -240,4 +242,33 @@ async fn a_closed_database_is_one_file_that_can_be_copied() {
     std::fs::copy(&path, &copy).unwrap();
     let tram = Tramline::open(&format!("sqlite://{}", copy.display())).await.unwrap();
     assert!(tram.event(id).await.unwrap().is_some());
+}
+
+/// The step that gives a new file its write-ahead log asks for a lock for which SQLite does not wait: of several programs that were
+/// started together on a new file, some were refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_file_that_somebody_else_is_just_creating_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("new.db");
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE; CREATE TABLE theirs (a)").unwrap();
+    let mut opening = tokio::spawn(SqliteStore::open(path));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut opening).await;
+    assert!(early.is_err(), "it did not wait: {early:?}");
+    other.execute_batch("COMMIT").unwrap();
+    let store = opening.await.unwrap().unwrap();
+    assert!(store.topics().await.unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_file_can_be_opened_by_ten_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..10 {
+        let path = folder.path().join(format!("{round}.db"));
+        let opening: Vec<_> = (0..10).map(|_| tokio::spawn(SqliteStore::open(path.clone()))).collect();
+        for store in opening {
+            let store = store.await.unwrap().unwrap();
+            assert!(store.topics().await.unwrap().is_empty());
+        }
+    }
 }
