@@ -5,11 +5,10 @@ mod support;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::{Bench, until};
-use tramline::{Error, Event, Hooks, Kind, Tramline};
+use tramline::{Error, Event, Hooks, Kind, TallyId, Tramline};
 
 fn event(name: &str) -> Event {
     Event::new("t", name.to_owned())
@@ -212,6 +211,31 @@ async fn a_full_buffer_gives_the_event_back() {
 }
 
 #[tokio::test]
+async fn a_buffer_that_holds_enough_bytes_gives_the_event_back() {
+    let bench = Bench::new().await;
+    let tram = bench.process_with(|options| options.buffer_bytes(3_000));
+    let large = || Event::new("t", vec![b'x'; 2_000]);
+    tram.emit_later(large()).unwrap();
+    assert_eq!(tram.emit_later(large()).unwrap_err().error.kind(), Kind::Unavailable);
+    tram.flush().await;
+    tram.emit_later(Event::new("t", vec![b'x'; 4_000])).unwrap(); // it would never find more room
+    tram.flush().await;
+    assert_eq!(payloads(&tram).await.iter().map(String::len).collect::<Vec<_>>(), [2_000, 4_000]);
+}
+
+#[tokio::test]
+async fn large_buffered_events_do_not_wait_for_company() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    for _ in 0..4 {
+        tram.emit_later(Event::new("t", vec![0; 1 << 20])).unwrap();
+    }
+    until("the flush, without any time passing", || async { bench.store.calls("emit") > 0 }).await;
+    tram.flush().await;
+    assert_eq!(bench.store.calls("emit"), 2, "no unit is larger than four megabytes");
+}
+
+#[tokio::test]
 async fn closing_stores_what_is_in_the_buffer() {
     let bench = Bench::new().await;
     let tram = bench.process();
@@ -222,13 +246,14 @@ async fn closing_stores_what_is_in_the_buffer() {
     drop(other);
 }
 
-/// A hook that counts what was dropped.
+/// A hook that remembers what was dropped.
 #[derive(Debug, Default)]
-struct Drops(AtomicU64, Mutex<String>);
+struct Drops(Mutex<Vec<String>>, Mutex<String>);
 
 impl Hooks for Drops {
     fn dropped(&self, events: &[Event], error: &Error) {
-        self.0.fetch_add(events.len() as u64, Ordering::SeqCst);
+        let dropped = events.iter().map(|event| String::from_utf8(event.parts().payload.to_vec()).unwrap());
+        self.0.lock().unwrap().extend(dropped);
         *self.1.lock().unwrap() = error.to_string();
     }
 }
@@ -268,8 +293,41 @@ async fn buffered_events_that_cannot_be_stored_are_counted_and_told() {
         tram.dropped() == 2
     })
     .await;
-    until("the hook", || async { drops.0.load(Ordering::SeqCst) == 2 }).await;
+    until("the hook", || async { *drops.0.lock().unwrap() == ["a", "b"] }).await;
     assert!(drops.1.lock().unwrap().contains("disturbed"));
+}
+
+/// Tries were counted, and each of them was several: a store that answered late was tried for minutes.
+#[tokio::test]
+async fn buffered_events_are_tried_for_half_a_minute_however_long_a_try_takes() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    bench.store.fail_always("emit", Some(Kind::Unavailable));
+    tram.emit_later(event("a")).unwrap();
+    until("giving up", || async {
+        bench.clock.advance(Duration::from_secs(40));
+        tram.dropped() == 1
+    })
+    .await;
+    assert_eq!(bench.store.calls("emit"), 6, "one emit, which repeats itself a few times");
+}
+
+/// Up to a thousand events share a unit, and all of them were dropped when the store refused one.
+#[tokio::test]
+async fn a_buffered_event_that_is_refused_does_not_take_its_neighbours_along() {
+    let bench = Bench::new().await;
+    let drops = Arc::new(Drops::default());
+    let hooks = drops.clone();
+    let tram = bench.process_with(|options| options.hooks(hooks));
+    for name in ["a", "bad", "c"] {
+        let event = event(name);
+        // No such tally: only the store can know.
+        tram.emit_later(if name == "bad" { event.tally(TallyId(77)) } else { event }).unwrap();
+    }
+    tram.flush().await;
+    assert_eq!(payloads(&tram).await, ["a", "c"]);
+    assert_eq!(tram.dropped(), 1);
+    assert_eq!(*drops.0.lock().unwrap(), ["bad"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

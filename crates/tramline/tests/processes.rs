@@ -11,11 +11,14 @@ use std::time::Duration;
 use support::stores::{Fresh, Place};
 use support::{START, until};
 use tokio::sync::mpsc;
+use tramline::store::Store;
+use tramline::store::sqlite::SqliteStore;
 use tramline::{
     Clock, Context, Counts, Event, EventId, ManualClock, NoHooks, Options, Result, Retry, Shutdown,
     StoredEvent, TopicSettings, Tramline, Worker,
 };
 
+const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const PLACES: [Place; 5] =
     [Place::SqliteFile, Place::Postgres, Place::Mysql, Place::Redis, Place::RedisCluster];
@@ -36,11 +39,14 @@ impl World {
     }
 
     async fn named(&self, name: Option<&str>) -> Tramline {
+        self.with(|options| name.into_iter().fold(options, |options, name| options.name(name))).await
+    }
+
+    async fn with(&self, change: impl FnOnce(Options) -> Options) -> Tramline {
         let options = Options::new(self.fresh.url.clone()).clock(Clock::Manual(self.clock.clone()));
         // Time flies in these tests. Nobody shall be called dead, and no lease shall end, for that alone.
         let options = options.hooks(Arc::new(NoHooks)).heartbeat(DAY);
-        let options = name.into_iter().fold(options, |options, name| options.name(name));
-        Tramline::with(options).await.unwrap()
+        Tramline::with(change(options)).await.unwrap()
     }
 
     async fn end(self, processes: &[&Tramline]) {
@@ -229,6 +235,79 @@ async fn a_process_restarted_under_its_name_goes_on_at_once_with_what_it_held() 
     }
 }
 
+/// Lets a second pass, and waits for the heartbeat that comes with it.
+async fn beat(world: &World, tram: &Tramline) {
+    world.clock.advance(SECOND);
+    let now = world.clock.now();
+    let beaten = |worker: &tramline::store::verbs::Worker| worker.name == "living" && worker.beat_at == now;
+    until("the heartbeat", || async { tram.workers().await.unwrap().iter().any(beaten) }).await;
+}
+
+/// Deaths were looked for by sweeps only, which come every ten seconds or so: the leases of the dead lasted as long, and so did their
+/// share of the lanes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_process_held_runs_elsewhere_after_three_missed_heartbeats() {
+    for place in PLACES {
+        let world = World::new(place).await;
+        let living = world.with(|options| options.heartbeat(SECOND).name("living")).await;
+        let dying = world.with(|options| options.heartbeat(SECOND).name("dying")).await;
+        let hang = |tell: mpsc::UnboundedSender<()>| {
+            move || {
+                tell.send(()).ok();
+                std::future::pending::<()>()
+            }
+        };
+        let (tell, mut begun) = mpsc::unbounded_channel();
+        let plain = dying.worker("plain").topics(["t"]).lease(DAY).on_any(hang(tell.clone()));
+        let ordered = dying.worker("ordered").topics(["t"]).lease(DAY).ordered_by_key().on_any(hang(tell));
+        plain.subscribe().await.unwrap();
+        ordered.subscribe().await.unwrap();
+
+        // Whoever has just come does not judge others.
+        let other = start(living.worker("other").topics(["other"]).on_any(|| async {}));
+        until("it is known", || async { !living.workers().await.unwrap().is_empty() }).await;
+        for _ in 0..3 {
+            beat(&world, &living).await;
+        }
+        living.emit(event(1).key("k")).await.unwrap();
+        let lives = [start(plain), start(ordered)];
+        for _ in &lives {
+            begun.recv().await.unwrap();
+        }
+        for life in lives {
+            life.task.abort(); // no goodbye
+            assert!(life.task.await.is_err());
+        }
+        let (tell, mut ran) = mpsc::unbounded_channel();
+        let heirs = ["plain", "ordered"].map(|name| {
+            let tell = tell.clone();
+            start(living.worker(name).on_any(move || {
+                tell.send(name).ok();
+                async {}
+            }))
+        });
+        until("both run", || async {
+            living.workers().await.unwrap().iter().any(|worker| worker.subscriptions.len() == 3)
+        })
+        .await;
+        for _ in 0..3 {
+            beat(&world, &living).await;
+        }
+        let mut taken_over = Vec::new();
+        for _ in &heirs {
+            let one = tokio::time::timeout(Duration::from_secs(20), ran.recv()).await;
+            taken_over.extend(one.unwrap_or_else(|_| panic!("{place:?}: only {taken_over:?} ran again")));
+        }
+        taken_over.sort_unstable();
+        assert_eq!(taken_over, ["ordered", "plain"], "{place:?}");
+        for running in heirs {
+            running.stop().await;
+        }
+        other.stop().await;
+        world.end(&[&living, &dying]).await;
+    }
+}
+
 #[tokio::test]
 async fn a_closed_database_is_one_file_that_can_be_copied() {
     let folder = tempfile::tempdir().unwrap();
@@ -240,4 +319,33 @@ async fn a_closed_database_is_one_file_that_can_be_copied() {
     std::fs::copy(&path, &copy).unwrap();
     let tram = Tramline::open(&format!("sqlite://{}", copy.display())).await.unwrap();
     assert!(tram.event(id).await.unwrap().is_some());
+}
+
+/// The step that gives a new file its write-ahead log asks for a lock for which SQLite does not wait: of several programs that were
+/// started together on a new file, some were refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_file_that_somebody_else_is_just_creating_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("new.db");
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE; CREATE TABLE theirs (a)").unwrap();
+    let mut opening = tokio::spawn(SqliteStore::open(path));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut opening).await;
+    assert!(early.is_err(), "it did not wait: {early:?}");
+    other.execute_batch("COMMIT").unwrap();
+    let store = opening.await.unwrap().unwrap();
+    assert!(store.topics().await.unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_file_can_be_opened_by_ten_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..10 {
+        let path = folder.path().join(format!("{round}.db"));
+        let opening: Vec<_> = (0..10).map(|_| tokio::spawn(SqliteStore::open(path.clone()))).collect();
+        for store in opening {
+            let store = store.await.unwrap().unwrap();
+            assert!(store.topics().await.unwrap().is_empty());
+        }
+    }
 }

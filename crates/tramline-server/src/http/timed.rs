@@ -249,6 +249,9 @@ impl Store for Timed {
     async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
         self.time("remote_workers", self.store.remote_workers(now)).await
     }
+    async fn bury(&self, bury: Bury) -> Result<Buried> {
+        self.time("bury", self.store.bury(bury)).await
+    }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         let swept = self.time("sweep", self.store.sweep(sweep)).await?;
         if let Some(traffic) = self.metrics.traffic.get() {

@@ -16,10 +16,10 @@ use tokio::sync::{Notify, watch};
 
 /// How long an event waits for company.
 const EVERY: Duration = Duration::from_millis(50);
-/// As many events are flushed without waiting.
-const MANY: usize = 1_000;
-/// How often a flush is tried: for about half a minute.
-const TRIES: u32 = 12;
+/// As many events, or bytes, are flushed without waiting, and are stored together at most.
+const MANY: Amount = Amount { events: 1_000, bytes: 4 << 20 };
+/// For how long a unit is tried, by the clock: a try may take long itself. The one that is under way then is the last.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// An event that was not taken, given back so that it is not lost silently.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct Inner {
     emitter: Emitter,
     clock: Clock,
     hooks: Arc<dyn Hooks>,
-    capacity: usize,
+    capacity: Amount,
     state: Mutex<State>,
     /// How many of the events ever taken are stored or dropped.
     through: watch::Sender<u64>,
@@ -49,18 +49,51 @@ struct Inner {
     dropped: AtomicU64,
 }
 
+/// How many events, and what they weigh.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Amount {
+    pub(crate) events: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Amount {
+    fn of(event: &Event) -> Amount {
+        let state = event.state.as_ref().map_or(0, |state| state.len());
+        Amount { events: 1, bytes: event.weight() + state }
+    }
+
+    fn plus(self, more: Amount) -> Amount {
+        Amount { events: self.events + more.events, bytes: self.bytes + more.bytes }
+    }
+
+    fn less(self, gone: Amount) -> Amount {
+        Amount { events: self.events - gone.events, bytes: self.bytes - gone.bytes }
+    }
+
+    fn reaches(self, limit: Amount) -> bool {
+        self.events >= limit.events || self.bytes >= limit.bytes
+    }
+
+    /// Whether both are within it. A single event always is, however large: it would never find more room.
+    fn fits(self, limit: Amount) -> bool {
+        self.events <= 1 || (self.events <= limit.events && self.bytes <= limit.bytes)
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     events: Vec<Event>,
-    /// Events that left `events` but are not stored yet; they still take room.
-    leaving: usize,
+    /// What is in `events`.
+    waiting: Amount,
+    /// What left `events` but is not stored yet; it still takes room.
+    leaving: Amount,
     taken: u64,
     flushing: bool,
     closed: bool,
 }
 
 impl Buffer {
-    pub(crate) fn new(emitter: Emitter, clock: Clock, hooks: Arc<dyn Hooks>, capacity: usize) -> Buffer {
+    pub(crate) fn new(emitter: Emitter, clock: Clock, hooks: Arc<dyn Hooks>, capacity: Amount) -> Buffer {
         let inner = Inner {
             emitter,
             clock,
@@ -79,14 +112,17 @@ impl Buffer {
         if let Err(error) = event.check() {
             return Err(Box::new(Rejected { event, error }));
         }
+        let amount = Amount::of(&event);
         let mut state = self.inner.state();
-        if state.closed || state.events.len() + state.leaving >= self.inner.capacity {
+        if state.closed || !state.waiting.plus(state.leaving).plus(amount).fits(self.inner.capacity) {
             let error = if state.closed { closed() } else { full() };
             return Err(Box::new(Rejected { event, error }));
         }
         state.events.push(event);
         state.taken += 1;
-        if state.events.len() == MANY {
+        let before = state.waiting;
+        state.waiting = before.plus(amount);
+        if state.waiting.reaches(MANY) && !before.reaches(MANY) {
             self.inner.hurry.notify_one();
         }
         if !state.flushing {
@@ -109,7 +145,7 @@ impl Buffer {
         self.flush().await;
     }
 
-    /// How many events were dropped because the store could not be reached for too long.
+    /// How many events were dropped because they could not be stored.
     pub(crate) fn dropped(&self) -> u64 {
         self.inner.dropped.load(Ordering::Relaxed)
     }
@@ -123,7 +159,7 @@ impl Inner {
     /// Runs while there is something in the buffer. One flush at a time: that keeps the order.
     async fn flush_all(self: Arc<Self>) {
         loop {
-            if self.state().events.len() < MANY {
+            if !self.state().waiting.reaches(MANY) {
                 tokio::select! {
                     () = self.hurry.notified() => {}
                     () = self.clock.sleep(EVERY) => {}
@@ -135,55 +171,94 @@ impl Inner {
                     state.flushing = false;
                     return;
                 }
-                state.leaving = state.events.len();
+                state.leaving = std::mem::take(&mut state.waiting);
                 std::mem::take(&mut state.events)
             };
-            for unit in units(events) {
-                let count = unit.len();
+            for (unit, amount) in units(events) {
                 self.store(unit).await;
-                self.state().leaving -= count;
-                self.through.send_modify(|through| *through += count as u64);
+                let mut state = self.state();
+                state.leaving = state.leaving.less(amount);
+                drop(state);
+                self.through.send_modify(|through| *through += amount.events as u64);
             }
         }
     }
 
-    /// Stores one unit before the next one is tried, for as long as is sensible.
+    /// Stores one unit before the next one is tried.
     async fn store(&self, unit: Vec<Event>) {
-        let mut failures = 0;
+        match self.insist(&unit).await {
+            Ok(()) => {}
+            // One of them spoils it for all, and nobody says which.
+            Err(error) if error.kind() != Kind::Unavailable && unit.len() > 1 => self.store_each(unit).await,
+            Err(error) => self.give_up(&unit, &error),
+        }
+    }
+
+    /// Stores the events of a unit one by one, in order, and drops only those that cannot be stored.
+    async fn store_each(&self, unit: Vec<Event>) {
+        let mut rest = unit.into_iter();
+        while let Some(event) = rest.next() {
+            let alone = [repeatable(event)];
+            let Err(error) = self.insist(&alone).await else { continue };
+            self.give_up(&alone, &error);
+            if error.kind() == Kind::Unavailable {
+                // The store has been away for so long: the others would fare no better.
+                return self.give_up(rest.as_slice(), &error);
+            }
+        }
+    }
+
+    /// Emits events together, for as long as is sensible.
+    async fn insist(&self, unit: &[Event]) -> Result<(), Error> {
+        let (start, mut failures) = (self.clock.reading(), 0);
         loop {
-            let error = match self.emitter.emit(unit.clone()).await {
-                Ok(Emission { .. }) => return,
+            let error = match self.emitter.emit(unit.to_vec()).await {
+                Ok(Emission { .. }) => return Ok(()),
                 Err(error) => error,
             };
             failures += 1;
-            if error.kind() != Kind::Unavailable || failures >= TRIES {
-                self.dropped.fetch_add(unit.len() as u64, Ordering::Relaxed);
-                tracing::error!(events = unit.len(), error = %error, "buffered events could not be stored and are dropped");
-                self.hooks.dropped(&unit, &error);
-                return;
+            if error.kind() != Kind::Unavailable || self.clock.reading().saturating_sub(start) >= PATIENCE {
+                return Err(error);
             }
             self.clock.sleep(backoff::delay(failures)).await;
         }
+    }
+
+    fn give_up(&self, events: &[Event], error: &Error) {
+        if events.is_empty() {
+            return;
+        }
+        self.dropped.fetch_add(events.len() as u64, Ordering::Relaxed);
+        tracing::error!(events = events.len(), error = %error, "buffered events could not be stored and are dropped");
+        self.hooks.dropped(events, error);
     }
 }
 
 /// Cuts the buffer into units, in order. A flush whose fate is unknown is repeated, so every unit needs an idempotency key:
 /// events that bring their own stand alone, runs of others get a random one. Unique ones stand alone too: in one unit no unique key
 /// comes twice.
-fn units(events: Vec<Event>) -> Vec<Vec<Event>> {
-    let mut units: Vec<Vec<Event>> = Vec::new();
+fn units(events: Vec<Event>) -> Vec<(Vec<Event>, Amount)> {
+    let mut units: Vec<(Vec<Event>, Amount)> = Vec::new();
     let mut open = false;
     for event in events {
-        let own_key = event.idempotency_key.is_some();
+        let (own_key, amount) = (event.idempotency_key.is_some(), Amount::of(&event));
         let alone = own_key || event.unique.is_some();
-        match units.last_mut().filter(|unit| open && !alone && unit.len() < MANY) {
-            Some(unit) => unit.push(event),
-            None if own_key => units.push(vec![event]),
-            None => units.push(vec![event.idempotency_key(format!("buffer:{:x}", Incarnation::random().0))]),
+        match units.last_mut().filter(|(_, so_far)| open && !alone && so_far.plus(amount).fits(MANY)) {
+            Some((unit, so_far)) => {
+                unit.push(event);
+                *so_far = so_far.plus(amount);
+            }
+            None if own_key => units.push((vec![event], amount)),
+            None => units.push((vec![repeatable(event)], amount)),
         }
         open = !alone;
     }
     units
+}
+
+/// With an idempotency key that nobody else has.
+fn repeatable(event: Event) -> Event {
+    event.idempotency_key(format!("buffer:{:x}", Incarnation::random().0))
 }
 
 fn full() -> Error {
@@ -204,9 +279,20 @@ mod tests {
         let events = vec![plain(1), plain(2), plain(3).idempotency_key("mine"), plain(4), plain(5)];
         let units = units(events);
         let shape: Vec<Vec<u8>> =
-            units.iter().map(|unit| unit.iter().map(|event| event.payload[0]).collect()).collect();
+            units.iter().map(|(unit, _)| unit.iter().map(|event| event.payload[0]).collect()).collect();
         assert_eq!(shape, [vec![1, 2], vec![3], vec![4, 5]]);
-        assert!(units.iter().all(|unit| unit[0].idempotency_key.is_some()));
-        assert_eq!(units[1][0].idempotency_key.as_deref(), Some("mine"));
+        assert!(units.iter().all(|(unit, _)| unit[0].idempotency_key.is_some()));
+        assert_eq!(units[1].0[0].idempotency_key.as_deref(), Some("mine"));
+    }
+
+    #[test]
+    fn units_are_small_in_number_and_in_bytes() {
+        let sizes = |events: Vec<Event>| units(events).iter().map(|(unit, _)| unit.len()).collect::<Vec<_>>();
+        assert_eq!(sizes(vec![Event::new("t", "x"); 2_500]), [1_000, 1_000, 500]);
+        assert_eq!(
+            sizes(vec![Event::new("t", vec![0; 1 << 20]); 8]),
+            [3, 3, 2],
+            "what an event weighs beside its payload counts"
+        );
     }
 }

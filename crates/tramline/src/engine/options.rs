@@ -1,5 +1,6 @@
 //! How a Tramline is opened.
 
+use crate::engine::buffer::Amount;
 use crate::engine::clock::Clock;
 use crate::engine::hooks::{Guarded, Hooks, LogHooks};
 use crate::engine::shed::Ceiling;
@@ -17,8 +18,8 @@ use std::time::Duration;
 
 /// A heartbeat this often; after three missed ones a worker is dead.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// How many events the buffer of `emit_later` holds.
-const BUFFER: usize = 10_000;
+/// How much the buffer of `emit_later` holds.
+const BUFFER: Amount = Amount { events: 10_000, bytes: 64 << 20 };
 /// Tallies to which nothing happens are kept for this long.
 const TALLIES: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -29,7 +30,7 @@ pub struct Options {
     pub(crate) listen_url: Option<String>,
     pub(crate) name: Option<String>,
     pub(crate) heartbeat: Duration,
-    pub(crate) buffer: usize,
+    pub(crate) buffer: Amount,
     pub(crate) flushers: Option<usize>,
     pub(crate) clock: Clock,
     pub(crate) hooks: Arc<dyn Hooks>,
@@ -107,7 +108,14 @@ impl Options {
     /// How many events the buffer of `emit_later` holds (10,000 unless set).
     #[must_use]
     pub fn buffer(mut self, events: usize) -> Options {
-        self.buffer = events.max(1);
+        self.buffer.events = events.max(1);
+        self
+    }
+
+    /// How many bytes of events the buffer of `emit_later` holds (64 MiB unless set).
+    #[must_use]
+    pub fn buffer_bytes(mut self, bytes: usize) -> Options {
+        self.buffer.bytes = bytes;
         self
     }
 

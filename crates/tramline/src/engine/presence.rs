@@ -30,6 +30,8 @@ pub(crate) struct Presence {
     pub(crate) incarnation: Incarnation,
     /// Rings when a schedule was changed here.
     pub(crate) schedules: Notify,
+    /// Rings when a heartbeat has found somebody dead.
+    pub(crate) deaths: Notify,
     /// What the process calls itself.
     pub(crate) name: Arc<str>,
     every: Duration,
@@ -86,6 +88,7 @@ impl Presence {
             care,
             incarnation: who.incarnation,
             schedules: Notify::new(),
+            deaths: Notify::new(),
             name: who.name.into(),
             every: who.every,
             members: Mutex::default(),
@@ -151,6 +154,7 @@ impl Presence {
         let stop = CancellationToken::new();
         let mut running = JoinSet::new();
         running.spawn(keep_beating(self.clone(), stop.clone()));
+        running.spawn(sweep::keep_burying(self.clone(), stop.clone()));
         running.spawn(sweep::keep_sweeping(self.clone(), stop.clone()));
         running.spawn(schedule::keep_ticking(self.clone(), stop.clone()));
         members.tasks = Some(Tasks { stop, running });
@@ -167,11 +171,12 @@ impl Presence {
             now: self.clock.now(),
         };
         match self.store.beat(beat).await {
-            Ok(living) => {
+            Ok(known) => {
                 let mut streak = self.streak();
                 let in_time = reading.saturating_sub(streak.1) <= self.every * 2;
                 *streak = (if in_time { streak.0.saturating_add(1) } else { 1 }, reading);
                 drop(streak);
+                let living = self.without_dead(known);
                 self.living.send_if_modified(|known| {
                     let moved = !known.iter().map(who).eq(living.iter().map(who));
                     *known = living;
@@ -184,6 +189,20 @@ impl Presence {
                 Err(error)
             }
         }
+    }
+
+    /// Leaves out those who have missed too many heartbeats, by the store's clock, and sees to it that they are buried: others take over
+    /// their shares, and what they held, now.
+    fn without_dead(&self, mut known: Vec<Worker>) -> Vec<Worker> {
+        let me = known.iter().find(|worker| worker.incarnation == self.incarnation);
+        if let (Some(now), Some(dead_after)) = (me.map(|me| me.beat_at), self.dead_after()) {
+            let all = known.len();
+            known.retain(|worker| worker.beat_at > now.before(dead_after));
+            if known.len() < all {
+                self.deaths.notify_one();
+            }
+        }
+        known
     }
 
     /// Ends what only ran for the one that left. The last to leave says goodbye to the store.

@@ -5,7 +5,7 @@ use crate::engine::presence::Presence;
 use crate::engine::shed::shed;
 use crate::error::Result;
 use crate::model::id::SubscriptionId;
-use crate::store::verbs::{Sweep, Swept};
+use crate::store::verbs::{BURIALS, Bury, Sweep, Swept};
 use crate::store::verbs_tally::SweepTallies;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +40,42 @@ pub(crate) async fn keep_sweeping(presence: Arc<Presence>, stop: CancellationTok
     }
 }
 
+/// Ends what dead workers held as soon as a heartbeat has found them: a sweep is too long in coming.
+pub(crate) async fn keep_burying(presence: Arc<Presence>, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = presence.deaths.notified() => {}
+        }
+        let buried = tokio::select! {
+            () = stop.cancelled() => return,
+            buried = bury(&presence) => buried,
+        };
+        if let Err(error) = buried {
+            tracing::warn!(error = %error, "what dead workers held could not be freed; the next heartbeat tries again");
+        }
+    }
+}
+
+async fn bury(presence: &Presence) -> Result<()> {
+    while let Some(dead_after) = presence.dead_after() {
+        let bury = Bury { dead_after, limit: BURIALS, now: presence.clock.now() };
+        let buried = presence.store.bury(bury).await?;
+        tell_of_dead(buried.workers);
+        presence.wake.notify(&buried.wake);
+        if !buried.more {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn tell_of_dead(workers: u64) {
+    if workers > 0 {
+        tracing::warn!(workers, "workers were found dead; what they held is free");
+    }
+}
+
 /// One sweep at once, in bounded steps. Gives the sum of what it did.
 pub(crate) async fn sweep(presence: &Presence) -> Result<Swept> {
     sweep_at(presence, 0).await
@@ -52,9 +88,7 @@ async fn sweep_at(presence: &Presence, rest: u32) -> Result<Swept> {
         let sweep = Sweep { dead_after: presence.dead_after(), limit: LIMIT, now: presence.clock.now() };
         let began = Instant::now();
         let swept = presence.store.sweep(sweep).await?;
-        if swept.workers > 0 {
-            tracing::warn!(workers = swept.workers, "workers were found dead; what they held is free");
-        }
+        tell_of_dead(swept.workers);
         presence.wake.notify(&swept.wake);
         sum.chunks += swept.chunks;
         sum.workers += swept.workers;

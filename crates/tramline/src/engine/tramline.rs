@@ -136,8 +136,9 @@ impl Tramline {
     /// [`Tramline::close`]. Never waits. The order of a key is kept. Needs a Tokio runtime.
     ///
     /// # Errors
-    /// The event is given back when the buffer is full or the event is impossible. Once taken, it is dropped only if the store cannot
-    /// be reached for about half a minute: that is logged, counted in [`Tramline::dropped`] and told to [`Hooks::dropped`].
+    /// The event is given back when the buffer is full, be it of events or of bytes, or the event is impossible. Once taken, it is
+    /// dropped only if the store refuses it, or cannot be reached for half a minute after its turn has come: that is logged,
+    /// counted in [`Tramline::dropped`] and told to [`Hooks::dropped`].
     pub fn emit_later(&self, event: Event) -> Result<(), Box<Rejected>> {
         let [event] = self.traced([event]);
         self.inner.buffer.push(event)

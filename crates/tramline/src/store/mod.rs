@@ -310,7 +310,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Records when tokens were last used. Unknown ones are passed over.
     async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()>;
 
-    /// Records a sign of life and gives all living workers in birth order.
+    /// Records a sign of life and gives all workers known to the store in birth order. Which of them are dead is for the caller
+    /// to judge.
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>>;
     /// Workers known to the store, in birth order.
     async fn workers(&self) -> Result<Vec<Worker>>;
@@ -318,6 +319,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn see_remote(&self, see: SeeRemote) -> Result<()>;
     /// Workers that claimed through some node lately, by name.
     async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>>;
+    /// Ends what workers held that were silent for too long, and forgets them. A sweep does so too; this does not wait for one.
+    async fn bury(&self, bury: Bury) -> Result<Buried>;
     /// Housekeeping: retention, expired entries, dead workers, claims that ended at most once, what was deleted.
     async fn sweep(&self, sweep: Sweep) -> Result<Swept>;
     /// How much the store holds.

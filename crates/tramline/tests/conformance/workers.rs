@@ -15,6 +15,7 @@ conformance![
     what_a_dead_worker_consumed_is_interrupted_at_once,
     a_dead_worker_leaves_the_living_alone,
     a_sweep_names_the_subscriptions_of_the_dead,
+    the_dead_are_buried_some_at_a_time_and_the_living_not_at_all,
     a_worker_restarted_under_its_name_goes_on_at_once,
     a_worker_restarted_under_its_name_gets_its_lanes_at_once,
     the_former_life_of_a_worker_is_refused,
@@ -147,6 +148,27 @@ async fn a_sweep_names_the_subscriptions_of_the_dead(bed: Bed) {
     let mut wake = bed.sweep(Some(seconds(6))).await.wake;
     wake.sort_unstable();
     assert_eq!(wake, [queue.id, lanes.id]);
+}
+
+async fn the_dead_are_buried_some_at_a_time_and_the_living_not_at_all(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let emitted = bed.emit_plain(6).await;
+    for number in 1..=5 {
+        bed.beat(Incarnation(number), &format!("w{number}")).await;
+        queue.claim_by(Incarnation(number), 1).await;
+    }
+    bed.pass(seconds(7));
+    bed.beat(BERT, "bert").await;
+    let berts = queue.claim_by(BERT, 1).await;
+    let bury = || Bury { dead_after: seconds(6), limit: 3, now: bed.now() };
+    let first = bed.store.bury(bury()).await.unwrap();
+    assert_eq!(first, Buried { workers: 3, wake: vec![queue.id], more: true });
+    let second = bed.store.bury(bury()).await.unwrap();
+    assert_eq!(second, Buried { workers: 2, wake: vec![queue.id], more: false });
+    assert_eq!(bed.store.bury(bury()).await.unwrap(), Buried::default());
+    assert_eq!(names(&bed.store.workers().await.unwrap()).await, ["bert"]);
+    assert!(queue.done(&berts).await);
+    assert_eq!(sorted(queue.drain().await), emitted[..5]);
 }
 
 async fn a_worker_restarted_under_its_name_goes_on_at_once(bed: Bed) {

@@ -5,6 +5,7 @@
 //! - `process`, `worker`, `emitter`: the processes, which are this same program; `crew` starts and ends them
 //! - `disturb`, `proxy`, `stale`: what is done to them
 //! - `recorder`, `check`: what they did, and what must be true of it
+//! - `power`: what a server has acknowledged when it dies
 //!
 //! `TRAMLINE_DISTURBANCES` says how many disturbances there are on each store. `TRAMLINE_SEED` repeats those of another run.
 
@@ -20,6 +21,7 @@ mod crew;
 mod disturb;
 mod emitter;
 mod place;
+mod power;
 mod process;
 mod proxy;
 mod recorder;
@@ -55,6 +57,14 @@ async fn main() {
             // Said before, so that a run that fails has told it.
             println!("test {name} ({disturbances} disturbances, TRAMLINE_SEED={seed})");
             scenario::run(store, disturbances, seed).await;
+            passed += 1;
+        }
+    }
+    for store in power::STORES {
+        let name = format!("disturbances_power_{store}");
+        if wanted.is_empty() || wanted.iter().any(|filter| name.contains(filter.as_str())) {
+            println!("test {name}");
+            power::run(store).await;
             passed += 1;
         }
     }

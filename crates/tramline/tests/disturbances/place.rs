@@ -32,21 +32,27 @@ impl Place {
     }
 
     async fn postgres() -> Place {
-        let server = std::env::var("TRAMLINE_TEST_POSTGRES").expect("no PostgreSQL to test with: run ./test");
-        let url = format!("{server}?schema=disturbed_{}", std::process::id());
+        let server = postgres();
+        // Of a role whose commits wait for nothing unless they are told to.
+        let name = name();
+        let sql = format!(
+            "CREATE ROLE {name} SUPERUSER LOGIN; ALTER ROLE {name} SET synchronous_commit = off; CREATE SCHEMA {name} AUTHORIZATION {name}"
+        );
+        run_on_postgres(&sql).await;
+        let url = format!("{}?schema={name}", server.replacen("postgres@", &format!("{name}@"), 1));
         Place::on_server(url, "TRAMLINE_TEST_POSTGRES_CTL").await
     }
 
     async fn mysql() -> Place {
         let server = std::env::var("TRAMLINE_TEST_MYSQL").expect("no MySQL to test with: run ./test");
-        let database = format!("disturbed_{}", std::process::id());
+        let database = name();
         run_on_mysql(&server, &format!("CREATE DATABASE {database}")).await;
         Place::on_server(format!("{server}/{database}"), "TRAMLINE_TEST_MYSQL_CTL").await
     }
 
     async fn redis() -> Place {
         let server = std::env::var("TRAMLINE_TEST_REDIS").expect("no Redis to test with: run ./test");
-        let url = format!("{server}?name=disturbed_{}", std::process::id());
+        let url = format!("{server}?name={}", name());
         Place::on_server(url, "TRAMLINE_TEST_REDIS_CTL").await
     }
 
@@ -60,9 +66,19 @@ impl Place {
 
     /// Restarts the server, if there is one.
     pub(crate) fn restart(&self) {
+        self.control("restart");
+    }
+
+    /// The server ends at once, without a chance to write anything, and recovers.
+    pub(crate) fn crash(&self) {
+        self.control("kill");
+        self.control("start");
+    }
+
+    fn control(&self, what: &str) {
         if let Some(control) = self.control {
             let control = std::env::var(control).expect("no control of the server: run ./test");
-            assert!(Command::new(control).arg("restart").status().unwrap().success());
+            assert!(Command::new(control).arg(what).status().unwrap().success());
         }
     }
 
@@ -73,7 +89,7 @@ impl Place {
         {
             run_on_mysql(&format!("mysql://{server}"), &format!("DROP DATABASE {database}")).await;
         } else if self.url.starts_with("postgres") {
-            drop_schema(&self.url).await;
+            run_on_postgres(&format!("DROP OWNED BY {name} CASCADE; DROP ROLE {name}", name = name())).await;
         }
     }
 
@@ -90,11 +106,19 @@ fn host_of(url: &str) -> String {
     after_user.split(['/', '?']).next().unwrap_or_default().to_owned()
 }
 
-async fn drop_schema(url: &str) {
-    use sqlx::{AssertSqlSafe, Connection, Executor};
-    let (server, schema) = url.split_once("?schema=").unwrap();
-    let mut connection = sqlx::PgConnection::connect(server).await.unwrap();
-    connection.execute(AssertSqlSafe(format!("DROP SCHEMA {schema} CASCADE"))).await.unwrap();
+/// Of whatever this run makes on a server.
+fn name() -> String {
+    format!("disturbed_{}", std::process::id())
+}
+
+fn postgres() -> String {
+    std::env::var("TRAMLINE_TEST_POSTGRES").expect("no PostgreSQL to test with: run ./test")
+}
+
+async fn run_on_postgres(sql: &str) {
+    use sqlx::{AssertSqlSafe, Connection};
+    let mut connection = sqlx::PgConnection::connect(&postgres()).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
 }
 
 async fn run_on_mysql(server: &str, sql: &str) {

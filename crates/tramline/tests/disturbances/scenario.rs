@@ -19,6 +19,9 @@ pub(crate) const ORDERED: &str = "ordered";
 pub(crate) const AT_MOST_ONCE: &str = "at-most-once";
 pub(crate) const LEASE: Duration = Duration::from_millis(1000);
 
+/// In so many disturbances everything happens that is checked.
+const ENOUGH: usize = 24;
+
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) async fn run(store: &str, disturbances: usize, seed: u64) {
@@ -31,22 +34,32 @@ pub(crate) async fn run(store: &str, disturbances: usize, seed: u64) {
     let recorder = Recorder::default();
     let crew = Crew::start(&place, recorder.start().await);
     let mut disturber = Disturber::new(&place, crew, &recorder, Chance::new(seed));
-    let mut refused = 0;
+    let subscriptions = [UNORDERED, ORDERED];
+    let mut refused = [0; 2];
     for number in 0..disturbances {
         if number == disturbances / 2 {
             place.restart();
         }
         disturber.disturb().await;
-        refused += usize::from(stale::settlements_are_refused(&tram, &recorder).await);
+        let which = number % subscriptions.len();
+        let stale = stale::settlements_are_refused(&tram, &recorder, subscriptions[which]).await;
+        refused[which] += usize::from(stale);
     }
     end_emitter(&mut disturber.crew, &recorder).await;
     let log = finish(&tram, &recorder).await;
     let Disturber { kept_away, taken_over, .. } = disturber;
     println!(
-        "  {} events acknowledged, {} sent, {} records; {taken_over} of {kept_away} lost leases taken over, {refused} stale settlements",
+        "  {} events acknowledged, {} sent, {} records; {taken_over} of {kept_away} lost leases taken over, {refused:?} stale settlements",
         log.emitted.acknowledged.len(),
         log.emitted.sent.len(),
         log.records.len(),
+    );
+    // What is checked whenever it happens has to happen.
+    let enough = disturbances >= ENOUGH;
+    assert!(!enough || taken_over > 0, "no lease that was lost was ever taken over");
+    assert!(
+        !enough || refused.iter().all(|times| *times > 0),
+        "stale settlements of {subscriptions:?}: {refused:?}"
     );
     drop(disturber);
     place.remove().await;

@@ -3,7 +3,8 @@
 use crate::model::{Held, Item, Place, Sub};
 use std::collections::BTreeSet;
 use tramline::model::id::{EventId, Incarnation};
-use tramline::model::lane::Share;
+use tramline::model::lane::{Known, Share};
+use tramline::model::lease::Lease;
 use tramline::model::time::Time;
 use tramline::store::verbs::{Claim, Claimed, ClaimedEvent, ClaimedSlice, Suspects};
 
@@ -17,6 +18,10 @@ pub(crate) fn claimed(sub: &mut Sub, claim: &Claim, claimed: &Claimed, now: Time
     }
     assert_eq!(claimed.stopped_by, None, "{name}");
     let given = ids(claimed);
+    for id in given.iter().filter(|_| sub.is_ordered()) {
+        let live = closed(sub, sub.lane_of(*id), claim).any(|at| sub.is_live(at, now));
+        assert!(!live, "{name}: {id} was added to a closed lane");
+    }
     assert!(given.len() <= claim.max_events as usize, "{name}: more than was asked for");
     assert_eq!(given.iter().collect::<BTreeSet<_>>().len(), given.len(), "{name}: twice in one claim");
     judge_suspects(sub, claim, claimed, now);
@@ -171,7 +176,20 @@ fn is_open(sub: &Sub, lane: usize, claim: &Claim, now: Time) -> bool {
         crashed && sub.lane_of(*id) == lane
     });
     let others = sub.lanes[lane].holder.is_some_and(|(holder, until)| until > now && holder != claim.owner);
-    !lane_is_suspect && !others && sub.lanes[lane].halted.1 <= now
+    let closed = closed(sub, lane, claim).next().is_some();
+    !lane_is_suspect && !others && !closed && sub.lanes[lane].halted.1 <= now
+}
+
+/// The leases in a lane to which nothing may be added, because the claim says so.
+fn closed<'a>(sub: &'a Sub, lane: usize, claim: &'a Claim) -> impl Iterator<Item = usize> + 'a {
+    let is_closed = move |lease: &Lease| match &claim.known {
+        Known::All => false,
+        Known::Only(known) => known.iter().any(|held| {
+            held.closed && lease.held().is_some_and(|own| (own.lane, own.epoch) == (held.lane, held.epoch))
+        }),
+    };
+    let mine = sub.leases_of(claim.owner).into_iter();
+    mine.filter(move |at| sub.leases[*at].lane == lane && is_closed(&sub.leases[*at].lease))
 }
 
 /// A suspect that an idle worker must be given.
@@ -188,7 +206,8 @@ fn suspect_for(sub: &Sub, claim: &Claim, now: Time) -> Option<EventId> {
         };
         let lane = &sub.lanes[if sub.is_ordered() { sub.lane_of(*id) } else { 0 }];
         let held = lane.holder.is_some_and(|(_, until)| until > now);
-        let open = !sub.is_ordered() || (!held && lane.halted.1 <= now);
+        let may_add = !sub.is_ordered() || closed(sub, sub.lane_of(*id), claim).next().is_none();
+        let open = !sub.is_ordered() || (!held && may_add && lane.halted.1 <= now);
         let first = !sub.is_ordered() || !has_free_before(sub, *id);
         crashed && open && first && sub.pending_before(*id).next().is_none()
     };

@@ -22,7 +22,7 @@ fn a_single_event_of_a_lane_with_more_behind_it() -> Vec<Step> {
     vec![
         emit([None, Some(2)]),
         emit([Some(2)]),
-        Step::Claim { sub: 1, worker: 0, max: 100, idle: false, share: None, single: true },
+        Step::Claim { sub: 1, worker: 0, max: 100, idle: false, share: None, single: true, known: None },
         emit([None]),
         emit([None]),
     ]
@@ -71,7 +71,7 @@ fn emit<const N: usize>(keys: [Option<u8>; N]) -> Step {
 }
 
 fn claim(sub: usize, max: u32, idle: bool) -> Step {
-    Step::Claim { sub, worker: 0, max, idle, share: None, single: false }
+    Step::Claim { sub, worker: 0, max, idle, share: None, single: false, known: None }
 }
 
 /// What is not said is not yet settled.

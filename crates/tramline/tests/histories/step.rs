@@ -27,6 +27,8 @@ pub(crate) enum Step {
         idle: bool,
         share: Option<u32>,
         single: bool,
+        /// The worker names the lanes that it has; those are closed whose bit is set.
+        known: Option<u8>,
     },
     Settle {
         sub: usize,
@@ -140,11 +142,11 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
     let event = (option::weighted(0.85, 0..4u8), delay(), 3..6u8, option::weighted(0.5, 0..4usize));
     let event = event.prop_map(|(key, delay, priority, tally)| New { key, delay, priority, tally });
     let claim = (sub.clone(), worker.clone(), prop_oneof![1..4u32, Just(100)], any::<bool>());
-    let claim = (claim, option::weighted(0.2, 0..2u32), prop::bool::weighted(0.1));
+    let claim = (claim, option::weighted(0.2, 0..2u32), prop::bool::weighted(0.1), known());
     prop_oneof![
         6 => vec(event, 1..6).prop_map(Step::Emit),
-        12 => claim.prop_map(|((sub, worker, max, idle), share, single)| {
-            Step::Claim { sub, worker, max, idle, share, single }
+        12 => claim.prop_map(|((sub, worker, max, idle), share, single, known)| {
+            Step::Claim { sub, worker, max, idle, share, single, known }
         }),
         12 => (sub.clone(), worker.clone(), vec(verdict(), 12)).prop_map(|(sub, worker, verdicts)| {
             Step::Settle { sub, worker, verdicts }
@@ -174,6 +176,10 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
 
 fn delay() -> impl Strategy<Value = u64> {
     prop_oneof![4 => Just(0u64), 1 => 1..4u64, 1 => Just(20)]
+}
+
+fn known() -> impl Strategy<Value = Option<u8>> {
+    prop_oneof![3 => Just(None), 3 => Just(Some(0)), 1 => any::<u8>().prop_map(Some)]
 }
 
 fn rule() -> impl Strategy<Value = RuleKind> {

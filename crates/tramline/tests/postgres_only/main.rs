@@ -3,6 +3,7 @@
 
 mod bed;
 mod claims;
+mod durable;
 mod filters;
 #[path = "../server_only/locks.rs"]
 mod locks;

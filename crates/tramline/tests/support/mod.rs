@@ -491,6 +491,9 @@ impl Store for Disturbed {
     async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
         self.inner.remote_workers(now).await
     }
+    async fn bury(&self, bury: Bury) -> Result<Buried> {
+        self.pass("bury", self.inner.bury(bury)).await
+    }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.inner.sweep(sweep).await
     }

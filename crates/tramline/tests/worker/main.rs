@@ -3,6 +3,7 @@
 
 mod bed;
 mod handlers;
+mod hooks;
 mod leases;
 mod life;
 mod limits;

@@ -453,6 +453,13 @@ impl Store for MysqlStore {
         ))
     }
 
+    async fn bury(&self, bury: Bury) -> Result<Buried> {
+        let begin = Begin::reading(bury.now);
+        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| sweep::bury_silent(
+            session, &bury
+        ))
+    }
+
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.sweep_all(&sweep).await
     }

@@ -20,7 +20,7 @@ use crate::model::time::Time;
 use crate::store::backfill::slices_of;
 use crate::store::mend;
 use crate::store::retention::{Place, Seen, Walk};
-use crate::store::verbs::{Beat, Sweep, Swept, Worker};
+use crate::store::verbs::{Beat, Buried, Bury, Sweep, Swept, Worker};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many chunks one step of a back-fill writes.
@@ -139,6 +139,23 @@ async fn bury(
     Ok(woken)
 }
 
+/// Ends what workers held that were silent for too long.
+pub(super) async fn bury_silent(session: &mut Session<'_>, given: &Bury) -> Result<Buried> {
+    // Locked, so that of many nodes that do this at once only one reports a death.
+    let sql = format!(
+        "SELECT incarnation FROM tramline_worker WHERE beat_at <= {} ORDER BY incarnation LIMIT {} FOR UPDATE SKIP LOCKED",
+        session.now.before(given.dead_after).0,
+        given.limit
+    );
+    let dead = session.rows(sql).await?;
+    let mut wake = BTreeSet::new();
+    for worker in &dead {
+        wake.extend(bury(session, Incarnation(worker.int(0)?)).await?);
+    }
+    let more = dead.len() == given.limit as usize;
+    Ok(Buried { workers: dead.len() as u64, wake: wake.into_iter().collect(), more })
+}
+
 /// What a sweep has still to do, one step for each subscription, because it writes slices.
 pub(super) struct Rest {
     /// Where the next one goes on with retention.
@@ -153,16 +170,10 @@ pub(super) struct Rest {
 pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep, place: Place) -> Result<(Swept, Rest)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
-    if let Some(dead_after) = sweep.dead_after {
-        // Locked, so that of many nodes that sweep at once only one reports a death.
-        let sql = format!(
-            "SELECT incarnation FROM tramline_worker WHERE beat_at <= {} ORDER BY incarnation FOR UPDATE SKIP LOCKED",
-            session.now.before(dead_after).0
-        );
-        for worker in session.rows(sql).await? {
-            wake.extend(bury(session, Incarnation(worker.int(0)?)).await?);
-            swept.workers += 1;
-        }
+    if let Some(burial) = sweep.burial() {
+        let buried = bury_silent(session, &burial).await?;
+        (swept.workers, swept.more) = (buried.workers, buried.more);
+        wake.extend(buried.wake);
     }
     let dispersed = limit::disperse_some(session, sweep.limit).await?;
     swept.more |= !dispersed.is_empty();

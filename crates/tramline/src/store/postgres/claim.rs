@@ -6,7 +6,7 @@ use super::compact::compact;
 use super::limit;
 use super::order;
 use super::rows::{apply, chunk_at, chunks, claimed_slice, slices};
-use super::session::{BY_INDEX, Session};
+use super::session::{POOLED, Session};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::mask::Mask;
@@ -66,7 +66,7 @@ impl PostgresStore {
             .bind(taker.bytes);
         let rows = if self.texts.pooled {
             let mut tx = self.begin().await?;
-            self.texts.query(BY_INDEX).execute(&mut *tx).await?;
+            self.texts.query(POOLED).execute(&mut *tx).await?;
             let rows = query.fetch_all(&mut *tx).await?;
             tx.commit().await?;
             rows

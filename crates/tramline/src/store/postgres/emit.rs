@@ -1,7 +1,7 @@
 //! Emit: heads, then numbers, then chunks, slices and heads; see `migrations/0002_emit.sql`.
 
 use super::PostgresStore;
-use super::session::{BY_INDEX, Begin, CatalogCache, Planner, Session};
+use super::session::{Begin, CatalogCache, POOLED, Planner, Session};
 use super::step::{Tries, lost_against_another};
 use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
@@ -103,7 +103,7 @@ impl PostgresStore {
             let with = With { version, now, wait: Some(wait) };
             let stored = if self.texts.pooled {
                 let mut tx = sqlx::Connection::begin(&mut *conn).await?;
-                self.texts.query(BY_INDEX).execute(&mut *tx).await?;
+                self.texts.query(POOLED).execute(&mut *tx).await?;
                 let stored = self.store(&mut tx, &plan, with).await?;
                 tx.commit().await?;
                 stored

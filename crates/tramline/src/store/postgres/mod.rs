@@ -62,7 +62,7 @@ use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Claim, Emission, Settle, Settled};
 use floor::Floors;
 use glance::Glances;
-use session::{BY_INDEX_FOR_EVER, Begin, CatalogCache, Planner, Session, Texts};
+use session::{Begin, CatalogCache, FOR_EVER, Planner, Session, Texts};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Transaction};
 use std::collections::BTreeSet;
@@ -131,7 +131,7 @@ impl PostgresStore {
             .after_connect(move |conn, _| {
                 Box::pin(async move {
                     if !pooled {
-                        sqlx::raw_sql(BY_INDEX_FOR_EVER).execute(conn).await?;
+                        sqlx::raw_sql(FOR_EVER).execute(conn).await?;
                     }
                     Ok(())
                 })
@@ -187,7 +187,8 @@ impl PostgresStore {
 
     /// Emits in the caller's own transaction. Nothing is stored unless the caller commits; then it should wake the workers
     /// with what the emission names. The keys of the events stay locked until then, so keep it short. Unknown topics are
-    /// created at once, whatever becomes of the transaction; unless it has created topics itself, with `tramline_emit`.
+    /// created at once, whatever becomes of the transaction; unless it has created topics itself, with `tramline_emit`. How durable the
+    /// commit is, the caller's `synchronous_commit` says.
     ///
     /// # Errors
     /// `Invalid` or `TooLarge` for impossible events, `Conflict` for a reused idempotency key. After `Unavailable` the
@@ -201,7 +202,8 @@ impl PostgresStore {
         self.emit_unit_in(tx, events).await
     }
 
-    /// Settles in the caller's own transaction: what the handler wrote and the outcome are stored together or not at all.
+    /// Settles in the caller's own transaction: what the handler wrote and the outcome are stored together or not at all, as durably as
+    /// the caller's `synchronous_commit` says.
     ///
     /// # Errors
     /// As [`crate::Store::settle`]; a lost lease is not an error but an answer.

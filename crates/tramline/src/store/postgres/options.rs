@@ -20,6 +20,9 @@ const LONGEST_SCHEMA: usize = 40;
 /// - `pooled`: `true` behind PgBouncer in transaction mode: no prepared statements that outlive a transaction
 /// - `listen_url`: where to listen for wake-ups if not here; needed with `pooled`, because a pooler loses `LISTEN`
 /// - `max_connections`: how many connections the store keeps at most, 10 unless set
+///
+/// What is acknowledged is on disk, even where the default of the server, the database or the role is `synchronous_commit = off`. Only the URL
+/// itself can ask for less: `options=-c%20synchronous_commit%3Doff`, for data that a crash of the server may take along.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
     pub(super) connect: PgConnectOptions,

@@ -124,11 +124,29 @@ impl Begin {
 /// grow from nothing to millions of rows between two looks of its statistics, and a plan that was made for nothing would
 /// read all of them for each row. So all other ways are switched off; and compiling and planning again for every length of
 /// an array, which take longer than any of them runs. Own connections are told once, others for each transaction.
-pub(super) const BY_INDEX: &str = "SELECT set_config('enable_seqscan', 'off', true), \
-    set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), \
-    set_config('plan_cache_mode', 'force_generic_plan', true)";
-pub(super) const BY_INDEX_FOR_EVER: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; \
-    SET enable_mergejoin = off; SET jit = off; SET plan_cache_mode = force_generic_plan";
+macro_rules! by_index {
+    () => {
+        "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true), \
+         set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), \
+         set_config('plan_cache_mode', 'force_generic_plan', true)"
+    };
+}
+
+/// For a transaction that is not ours: whether its commit waits for the disk is for its owner to say.
+const BY_INDEX: &str = by_index!();
+
+/// For a transaction of ours behind a pooler. An acknowledged step is a promise, so its commit waits for the disk, whatever the default of
+/// the role, the database or the server is; steps that may be lost say so themselves. All other settings wait for at least that.
+pub(super) const POOLED: &str = concat!(
+    by_index!(),
+    ", CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"
+);
+
+/// For a connection of ours. Here the URL may ask for commits that do not wait, and gets them.
+pub(super) const FOR_EVER: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; \
+    SET enable_mergejoin = off; SET jit = off; SET plan_cache_mode = force_generic_plan; \
+    SELECT set_config('synchronous_commit', 'on', false) FROM pg_settings \
+    WHERE name = 'synchronous_commit' AND setting = 'off' AND source <> 'client'";
 
 /// One step inside a transaction.
 pub(super) struct Session<'c> {
@@ -156,8 +174,10 @@ impl<'c> Session<'c> {
                    CASE WHEN $3 THEN set_config('synchronous_commit', 'off', true) END, \
                    pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, $2::int), \
                    pg_advisory_xact_lock_shared('tramline_rule'::regclass::oid::int, CASE WHEN $4 THEN $2::int END)";
-        if texts.pooled || begin.foreign {
+        if begin.foreign {
             texts.query(BY_INDEX).execute(&mut *conn).await?;
+        } else if texts.pooled {
+            texts.query(POOLED).execute(&mut *conn).await?;
         }
         let row = texts
             .query(sql)

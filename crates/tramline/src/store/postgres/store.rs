@@ -495,6 +495,11 @@ impl Store for PostgresStore {
         step!(self, Tries::few(), |tx| self.session(tx, Begin::reading(now)), |session| remote::all(session))
     }
 
+    async fn bury(&self, bury: Bury) -> Result<Buried> {
+        let begin = Begin { may_be_lost: true, ..Begin::reading(bury.now) };
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| sweep::bury_silent(session, &bury))
+    }
+
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         let begin = Begin::reading(sweep.now);
         let (mut swept, rest) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {

@@ -371,6 +371,10 @@ impl Store for RedisStore {
         self.read(now, remote::all).await
     }
 
+    async fn bury(&self, bury: Bury) -> Result<Buried> {
+        self.bury_silent(&bury).await
+    }
+
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         self.sweep_all(&sweep).await
     }

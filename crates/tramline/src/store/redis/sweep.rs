@@ -21,7 +21,7 @@ use crate::model::time::Time;
 use crate::store::backfill::slices_of;
 use crate::store::deleted::within_a_step;
 use crate::store::retention::{Looked, Seen, Stretch, Walk};
-use crate::store::verbs::{Beat, Sweep, Swept, Worker};
+use crate::store::verbs::{Beat, Buried, Bury, Sweep, Swept, Worker};
 use std::collections::BTreeSet;
 
 /// How many chunks one step of a back-fill writes.
@@ -134,18 +134,33 @@ impl RedisStore {
         Ok(Some(woken))
     }
 
+    /// Ends what workers held that were silent for too long.
+    pub(super) async fn bury_silent(&self, given: &Bury) -> Result<Buried> {
+        let is_dead = |worker: &Worker, now: Time| worker.beat_at <= now.before(given.dead_after);
+        let silent = |session: &Session<'_>| {
+            let known = workers(session)?.into_iter();
+            Ok(known.filter(|worker| is_dead(worker, session.now)).collect::<Vec<_>>())
+        };
+        let dead = self.read(given.now, silent).await?;
+        let (mut workers, mut wake) = (0, BTreeSet::new());
+        for worker in dead.iter().take(given.limit as usize) {
+            if let Some(woken) = self.bury(given.now, worker.incarnation, is_dead).await? {
+                workers += 1;
+                wake.extend(woken);
+            }
+        }
+        let more = dead.len() > given.limit as usize;
+        Ok(Buried { workers, wake: wake.into_iter().collect(), more })
+    }
+
     pub(super) async fn sweep_all(&self, sweep: &Sweep) -> Result<Swept> {
         let now = sweep.now;
         let mut swept = Swept::default();
         let mut wake = BTreeSet::new();
-        if let Some(dead_after) = sweep.dead_after {
-            let dead = |worker: &Worker, now: Time| worker.beat_at <= now.before(dead_after);
-            for worker in self.read(now, workers).await? {
-                if let Some(woken) = self.bury(now, worker.incarnation, dead).await? {
-                    swept.workers += 1;
-                    wake.extend(woken);
-                }
-            }
+        if let Some(burial) = sweep.burial() {
+            let buried = self.bury_silent(&burial).await?;
+            (swept.workers, swept.more) = (buried.workers, buried.more);
+            wake.extend(buried.wake);
         }
         for (id, interrupted) in self.interrupt(now).await? {
             swept.more |= interrupted.more;

@@ -51,17 +51,19 @@ use crate::store::retention::Round;
 use crate::store::verbs::{Emission, Settle, Settled};
 use readers::Readers;
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use session::{CatalogCache, Session};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use writer::{Durable, Writer};
 
 /// The oldest SQLite that is known to be right: earlier ones have a fault that can damage a file in WAL mode.
 const OLDEST: i32 = 3_051_003;
 /// How long a process waits for another one's transaction.
 const BUSY: Duration = Duration::from_secs(5);
+/// How soon it asks again where SQLite does not wait by itself.
+const AGAIN: Duration = Duration::from_millis(2);
 
 /// A SQLite file, or a database in memory.
 #[derive(Debug)]
@@ -263,12 +265,30 @@ fn configure(conn: Connection) -> Result<Connection> {
     conn.set_prepared_statement_cache_capacity(256);
     // Plans must not depend on bound values: without this, binding another number compiles the statement again.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
-    // Bigger pages hold a whole chunk more often; a longer log means fewer checkpoints, which sync twice.
+    // Bigger pages hold a whole chunk more often. They have to be asked for before there are any.
+    conn.execute_batch("PRAGMA page_size = 8192")?;
+    write_ahead(&conn)?;
+    // A longer log means fewer checkpoints, which sync twice.
     conn.execute_batch(
-        "PRAGMA page_size = 8192; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 2000; \
-         PRAGMA cache_size = -16000; PRAGMA temp_store = MEMORY;",
+        "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 2000; PRAGMA cache_size = -16000; PRAGMA temp_store = MEMORY;",
     )?;
     Ok(conn)
+}
+
+/// Gives a new file its write-ahead log. That takes a lock for which SQLite does not wait, whatever the time-out is: of several processes that
+/// create a file together all but one are refused, and find it done when they ask again.
+fn write_ahead(conn: &Connection) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        match conn.execute_batch("PRAGMA journal_mode = WAL") {
+            Err(error)
+                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && start.elapsed() < BUSY =>
+            {
+                std::thread::sleep(AGAIN);
+            }
+            result => return Ok(result?),
+        }
+    }
 }
 
 /// Moves the write-ahead log into the file itself, unless somebody reads just now.

@@ -340,6 +340,10 @@ impl Store for SqliteStore {
         self.read(now, remote::all).await
     }
 
+    async fn bury(&self, bury: Bury) -> Result<Buried> {
+        self.write(Durable::No, bury.now, move |session| sweep::bury_silent(session, &bury)).await
+    }
+
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
         let (now, place) = (sweep.now, self.round.place());
         let step = move |session: &Session<'_>| sweep::sweep(session, &sweep, place);

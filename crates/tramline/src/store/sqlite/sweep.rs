@@ -17,7 +17,7 @@ use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::backfill::slices_of;
 use crate::store::retention::{Place, Seen, Walk};
-use crate::store::verbs::{Beat, Sweep, Swept, Worker};
+use crate::store::verbs::{Beat, Buried, Bury, Sweep, Swept, Worker};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,17 +68,28 @@ fn bury(session: &Session<'_>, owner: Incarnation) -> Result<BTreeSet<Subscripti
     Ok(woken)
 }
 
+/// Ends what workers held that were silent for too long.
+pub(super) fn bury_silent(session: &Session<'_>, given: &Bury) -> Result<Buried> {
+    let sql = "SELECT incarnation FROM tramline_worker WHERE beat_at <= ? ORDER BY incarnation LIMIT ?";
+    let mut statement = session.conn.prepare_cached(sql)?;
+    let values = params![session.now.before(given.dead_after).0, given.limit];
+    let dead: Vec<i64> = statement.query_map(values, |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    let mut wake = BTreeSet::new();
+    for owner in &dead {
+        wake.extend(bury(session, Incarnation(*owner))?);
+    }
+    let more = dead.len() == given.limit as usize;
+    Ok(Buried { workers: dead.len() as u64, wake: wake.into_iter().collect(), more })
+}
+
 /// Retention begins at a place, and gives the one at which the next sweep goes on.
 pub(super) fn sweep(session: &Session<'_>, sweep: &Sweep, place: Place) -> Result<(Swept, Place)> {
     let mut swept = Swept::default();
     let mut wake = BTreeSet::new();
-    if let Some(dead_after) = sweep.dead_after {
-        for worker in workers(session.conn)? {
-            if worker.beat_at <= session.now.before(dead_after) {
-                wake.extend(bury(session, worker.incarnation)?);
-                swept.workers += 1;
-            }
-        }
+    if let Some(burial) = sweep.burial() {
+        let buried = bury_silent(session, &burial)?;
+        (swept.workers, swept.more) = (buried.workers, buried.more);
+        wake.extend(buried.wake);
     }
     for subscription in session.catalog.subscriptions().iter().filter(|one| one.policy.is_at_most_once()) {
         let interrupted = claim::interrupt(session, subscription)?;

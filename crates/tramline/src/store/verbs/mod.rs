@@ -34,5 +34,6 @@ pub use schedule::{
 };
 pub use settle::{Adopt, Extend, Extended, Release, Settle, SettleSlice, Settled};
 pub use shed::{DropTotal, ListDrops, Shed, Shedded, StoreSize, Surplus};
-pub use sweep::{Beat, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
+pub(crate) use sweep::BURIALS;
+pub use sweep::{Beat, Buried, Bury, REMEMBERED, RemoteWorker, SeeRemote, Seen, Sweep, Swept, Worker};
 pub use token::{PutToken, SealToken};

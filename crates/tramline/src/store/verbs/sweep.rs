@@ -73,6 +73,31 @@ pub struct RemoteWorker {
     pub claims: u64,
 }
 
+/// How many dead workers one step buries: what it ends of each is locked until it is over.
+pub(crate) const BURIALS: u32 = 16;
+
+/// Ends what dead workers held.
+#[derive(Clone, Debug)]
+pub struct Bury {
+    /// Workers without a sign of life for this long are dead.
+    pub dead_after: Duration,
+    /// How many of them at most.
+    pub limit: u32,
+    /// Test time.
+    pub now: Option<Time>,
+}
+
+/// What became of dead workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Buried {
+    /// How many were found.
+    pub workers: u64,
+    /// Subscriptions with work that became due.
+    pub wake: Vec<SubscriptionId>,
+    /// True when the limit was reached.
+    pub more: bool,
+}
+
 /// Housekeeping, in bounded steps.
 #[derive(Clone, Debug)]
 pub struct Sweep {
@@ -82,6 +107,14 @@ pub struct Sweep {
     pub limit: u32,
     /// Test time.
     pub now: Option<Time>,
+}
+
+impl Sweep {
+    /// Its part that ends what dead workers held.
+    pub(crate) fn burial(&self) -> Option<Bury> {
+        let limit = self.limit.min(BURIALS);
+        self.dead_after.map(|dead_after| Bury { dead_after, limit, now: self.now })
+    }
 }
 
 /// What a sweep did.

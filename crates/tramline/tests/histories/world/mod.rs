@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tramline::model::event::Event;
 use tramline::model::id::{EventId, Incarnation, TallyId};
-use tramline::model::lane::Share;
+use tramline::model::lane::{Known, Share};
 use tramline::model::lease::Lease;
 use tramline::model::rule::RuleKind;
 use tramline::model::subscription::{Policy, Start, TopicSettings};
@@ -89,16 +89,13 @@ impl World {
         let at = |sub: usize| sub % self.subs.len();
         match step {
             Step::Emit(events) => self.emit(events).await,
-            Step::Claim { sub, worker, max, idle, share, single } => {
+            Step::Claim { sub, worker, max, idle, share, single, known } => {
                 let share = share.map_or(Share::ALL, |index| Share { index, of: 2, help: false });
                 let suspects = if *idle { Suspects::TakeOne } else { Suspects::Leave };
-                let claim = Claim {
-                    suspects,
-                    share,
-                    single: *single,
-                    ..self.wish(at(*sub), self.workers[*worker], *max)
-                };
-                self.claim(at(*sub), claim).await;
+                let (sub, owner) = (at(*sub), self.workers[*worker]);
+                let known = known.map_or(Known::All, |closed| self.known_to(sub, owner, closed));
+                let claim = Claim { suspects, share, single: *single, known, ..self.wish(sub, owner, *max) };
+                self.claim(sub, claim).await;
             }
             Step::Settle { sub, worker, verdicts } => {
                 let owner = self.holder(at(*sub), *worker);

@@ -8,7 +8,7 @@ use crate::step::Verdict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tramline::model::id::{EventId, Incarnation};
-use tramline::model::lane::{Known, Share};
+use tramline::model::lane::{self, Known, Share};
 use tramline::model::lease::Lease;
 use tramline::model::outcome::Outcome;
 use tramline::model::subscription::OnExhausted;
@@ -30,6 +30,17 @@ impl World {
             single: false,
             now: Some(self.now),
         }
+    }
+
+    /// The lanes of which a worker has something in hand, as the workers of ordered subscriptions name them. To those whose bit is set
+    /// nothing may be added.
+    pub(super) fn known_to(&self, sub: usize, owner: Incarnation, closed: u8) -> Known {
+        let sub = &self.subs[sub];
+        let held = sub.leases_of(owner).into_iter().filter_map(|at| {
+            let closed = closed >> (sub.leases[at].lane % 8) & 1 == 1;
+            sub.leases[at].lease.held().map(|held| lane::Held { closed, ..held })
+        });
+        if sub.is_ordered() { Known::Only(held.collect()) } else { Known::All }
     }
 
     /// Claims; gives how many events there were.
