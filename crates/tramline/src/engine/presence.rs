@@ -153,7 +153,7 @@ impl Presence {
         }
         let stop = CancellationToken::new();
         let mut running = JoinSet::new();
-        running.spawn(keep_beating(self.clone(), stop.clone()));
+        running.spawn(keep_beating(self.clone(), self.clock.reading() + self.every, stop.clone()));
         running.spawn(sweep::keep_burying(self.clone(), stop.clone()));
         running.spawn(sweep::keep_sweeping(self.clone(), stop.clone()));
         running.spawn(schedule::keep_ticking(self.clone(), stop.clone()));
@@ -264,13 +264,16 @@ impl Drop for Membership {
     }
 }
 
-async fn keep_beating(presence: Arc<Presence>, stop: CancellationToken) {
-    let mut failing = false;
+/// Beats at fixed times, however long a beat takes; those that were missed are left out.
+async fn keep_beating(presence: Arc<Presence>, first: Duration, stop: CancellationToken) {
+    let (mut next, mut failing) = (first, false);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = presence.clock.sleep(presence.every) => {}
+            () = presence.clock.sleep_until(next) => {}
         }
+        let (due, now) = (next + presence.every, presence.clock.reading());
+        next = if due > now { due } else { now + presence.every };
         match presence.beat(false).await {
             Ok(()) => failing = false,
             Err(error) if failing => tracing::debug!(error = %error, "heartbeat failed again"),
