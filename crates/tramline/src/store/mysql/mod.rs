@@ -123,8 +123,8 @@ impl MysqlStore {
         let mut conn = MySqlConnection::connect_with(&options.connect).await?;
         let server = Server::read(&mut conn).await?;
         server.check()?;
-        if let Some(doubts) = server.doubts() {
-            tracing::warn!("{doubts}");
+        for doubt in server.doubts() {
+            tracing::warn!("{doubt}");
         }
         sqlx::raw_sql(SETUP).execute(&mut conn).await?;
         migrate::run(&mut conn).await?;
