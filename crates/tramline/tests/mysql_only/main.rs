@@ -3,6 +3,7 @@
 
 mod bed;
 mod claims;
+mod collisions;
 mod crowd;
 mod inbox;
 mod limits;
@@ -19,3 +20,4 @@ mod tails;
 mod transactions;
 #[path = "../server_only/words.rs"]
 mod words;
+mod tracked;

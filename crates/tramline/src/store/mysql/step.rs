@@ -116,7 +116,7 @@ impl Tries {
         tx.fail(&error).await;
         if self.left > 0 && self.is_worth_another(&error) {
             self.left -= 1;
-            pause(10 - self.left.min(9)).await;
+            pause(10 - self.left.min(9), &error).await;
             return None;
         }
         if self.patient && waited_too_long(&error) {
@@ -134,8 +134,9 @@ impl Tries {
 }
 
 /// Two that met once must not meet again at once: each waits for some time that the other does not know.
-pub(super) async fn pause(tried: u32) {
-    tracing::trace!(target: "tramline::retry", tried, "another step was in the way; it is tried again");
+pub(super) async fn pause(tried: u32, error: &Error) {
+    let number = number(error);
+    tracing::trace!(target: "tramline::retry", tried, number, "another step was in the way; it is tried again");
     let random = u64::from(getrandom::u32().unwrap_or_default()) % 8;
     tokio::time::sleep(Duration::from_millis(u64::from(tried.min(8)) + random)).await;
 }
