@@ -5,6 +5,8 @@ mod bed;
 mod claims;
 mod collisions;
 mod crowd;
+#[path = "../server_only/handlers.rs"]
+mod handlers;
 mod inbox;
 mod limits;
 #[path = "../server_only/locks.rs"]

@@ -4,6 +4,8 @@
 mod bed;
 mod claims;
 mod filters;
+#[path = "../server_only/handlers.rs"]
+mod handlers;
 #[path = "../server_only/locks.rs"]
 mod locks;
 mod opening;
