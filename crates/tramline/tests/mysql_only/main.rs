@@ -17,9 +17,10 @@ mod packets;
 mod refusals;
 mod round_trips;
 mod rules;
+mod silence;
 mod tails;
+mod tracked;
 #[path = "../server_only/transactions.rs"]
 mod transactions;
 #[path = "../server_only/words.rs"]
 mod words;
-mod tracked;

@@ -1,7 +1,7 @@
 //! How a step ends: committed, given up, or tried again; and what the server's errors mean.
 
 use crate::error::{Error, Result};
-use crate::store::driver::mysql_number;
+use crate::store::driver::{SIGN_OF_LIFE, is_silence, mysql_number};
 use crate::store::spare::Hot;
 use sqlx::{MySql, MySqlConnection};
 use std::time::Duration;
@@ -62,9 +62,9 @@ impl<'s> Transaction<'s> {
     }
 
     /// Undoes it because of an error. A server that only reads may have been the primary a moment ago: a new connection may find the
-    /// one that is now.
+    /// one that is now. One that does not answer would not answer this either.
     pub(super) async fn fail(self, error: &Error) {
-        match only_reads(error) {
+        match only_reads(error) || is_silence(error) {
             true => drop(self),
             false => self.rollback().await,
         }
@@ -72,8 +72,8 @@ impl<'s> Transaction<'s> {
 
     /// Undoes it.
     pub(super) async fn rollback(mut self) {
-        let undone = sqlx::raw_sql("ROLLBACK").execute(self.conn()).await.is_ok();
-        if let Some(conn) = self.0.take().filter(|_| undone) {
+        let undone = tokio::time::timeout(SIGN_OF_LIFE, sqlx::raw_sql("ROLLBACK").execute(self.conn())).await;
+        if let Some(conn) = self.0.take_if(|_| matches!(undone, Ok(Ok(_)))) {
             conn.keep();
         }
     }
