@@ -182,6 +182,49 @@ async fn open_transactions_and_waits_of_mysql_are_seen() {
     waiting.await.unwrap();
 }
 
+/// A line of all events has no keys that could be parked: it stood still, and what was said was that workers were missing.
+#[tokio::test]
+async fn a_line_that_stands_still_behind_an_event_that_fails_is_told() {
+    let place = Place::postgres();
+    let node = place.node();
+    let policy = json!({"topics": ["t"], "ordering": "key", "while_retrying": "halt"});
+    node.put("/v1/subscriptions/line", policy).await;
+    for key in ["k", "k"] {
+        node.post("/v1/topics/t/events", json!({"payload": 1, "key": key})).await;
+    }
+    let claimed = node.post("/v1/subscriptions/line/claim", json!({"worker": "w", "max_events": 1})).await;
+    let event = &claimed["events"][0];
+    let result = json!({"id": event["id"], "lease": event["lease"], "outcome": "retry", "delay_ms": 3_600_000, "error": "no"});
+    node.post("/v1/subscriptions/line/settle", json!({"results": [result]})).await;
+    assert_eq!(of(&doctor(place.url()).1, "parked"), [], "not for long");
+    let schema = place.url().rsplit_once("schema=").unwrap().1;
+    let mut server = PgConnection::connect(&std::env::var("TRAMLINE_TEST_POSTGRES").unwrap()).await.unwrap();
+    let sql = format!(
+        "UPDATE {schema}.tramline_slice SET due_at = due_at - 7200000 WHERE chunk > 0 \
+         AND due_at <= extract(epoch FROM now()) * 1000"
+    );
+    server.execute(AssertSqlSafe(sql)).await.unwrap();
+    // A node writes down now and then who has claimed; until then nobody seems to.
+    let findings = stores::until(async || {
+        let findings = doctor(place.url()).1;
+        (of(&findings, "workers").is_empty()).then_some(findings)
+    })
+    .await;
+    let [(severity, what)] = &of(&findings, "parked")[..] else { panic!("{findings:?}") };
+    assert_eq!(severity, "warning");
+    assert!(what.starts_with("a line of line has stood still for 2h"), "{what}");
+    assert_eq!(of(&findings, "late"), [], "{findings:?}");
+}
+
+/// The server of the tests runs on this machine, in a directory that the tests may read.
+#[tokio::test]
+async fn the_disk_of_postgres_is_looked_at_where_it_is_on_this_machine() {
+    let place = Place::postgres();
+    let Figures::Postgres(figures) = examine(place.url()).await.unwrap() else { panic!("of PostgreSQL") };
+    let (path, free) = figures.disk.unwrap();
+    assert!(std::path::Path::new(&path).join("PG_VERSION").exists() && free > 0, "{path}: {free}");
+}
+
 fn file(place: &Place) -> &str {
     place.url().strip_prefix("sqlite://").unwrap()
 }

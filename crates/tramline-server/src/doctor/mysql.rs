@@ -2,13 +2,10 @@
 
 use super::finding::{Finding, Severity};
 use super::server::{self, Open};
-use crate::figures::bytes;
 use tramline::store::examine::{MysqlFigures, Refusals};
 
 /// A busy server has thousands of transactions to clean up behind at any time; claims feel it from here on.
 const LONG_HISTORY: i64 = 100_000;
-const LITTLE_ROOM: u64 = 1_000_000_000;
-const NO_ROOM: u64 = 100_000_000;
 
 pub(super) fn check(figures: &MysqlFigures) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -20,7 +17,7 @@ pub(super) fn check(figures: &MysqlFigures) -> Vec<Finding> {
     findings.extend(figures.holders.iter().filter_map(|holder| server::holder(holder, &OPEN)));
     findings.extend(figures.waits.iter().filter_map(|wait| server::wait(wait, "connection", WAIT)));
     findings.extend(figures.foreign_tables.iter().map(|(table, engine)| foreign(table, engine)));
-    findings.extend(figures.disks.iter().filter_map(|(path, free)| disk(path, *free)));
+    findings.extend(figures.disks.iter().filter_map(|(path, free)| server::disk(path, *free)));
     findings.extend(figures.refusals.as_ref().map(inbox));
     findings
 }
@@ -118,16 +115,6 @@ fn foreign(table: &str, engine: &str) -> Finding {
     Finding::serious("engine", what, format!("stop all nodes, then ALTER TABLE {table} ENGINE = InnoDB"))
 }
 
-fn disk(path: &str, free: u64) -> Option<Finding> {
-    let what = format!("the disk of the server at {path} has {} left", bytes(free));
-    let remedy = "free some space, or set store_limit_bytes so that the store makes room in time";
-    match free {
-        ..NO_ROOM => Some(Finding::serious("disk", what, remedy)),
-        NO_ROOM..LITTLE_ROOM => Some(Finding::warning("disk", what, remedy)),
-        _ => None,
-    }
-}
-
 fn inbox(refusals: &Refusals) -> Finding {
     let Refusals { rows, first, reason } = refusals;
     let what =
@@ -223,8 +210,11 @@ mod tests {
         let table = ("tramline_slice".to_owned(), "MyISAM".to_owned());
         assert_eq!(found(|it| it.foreign_tables = vec![table.clone()]), [("engine", Severity::Serious)]);
         let disk = |free| found(|it| it.disks = vec![("/var/lib/mysql".into(), free)]);
-        assert_eq!((disk(LITTLE_ROOM), disk(NO_ROOM)), (vec![], vec![("disk", Severity::Warning)]));
-        assert_eq!(disk(NO_ROOM - 1), [("disk", Severity::Serious)]);
+        assert_eq!(
+            (disk(server::LITTLE_ROOM), disk(server::NO_ROOM)),
+            (vec![], vec![("disk", Severity::Warning)])
+        );
+        assert_eq!(disk(server::NO_ROOM - 1), [("disk", Severity::Serious)]);
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use super::finding::{Finding, Severity, span};
 use super::server::{self, Open};
 use crate::figures::bytes;
-use tramline::store::examine::{PostgresFigures, ReplicationSlot, TableFigures};
+use tramline::store::examine::{PostgresFigures, ReplicationSlot, Standby, TableFigures};
 
 /// The oldest server that has everything.
 const OLDEST: i32 = 140_000;
 /// Dead rows below this are the next vacuum's; a busy queue has that many at any time.
 const MANY_DEAD: i64 = 100_000;
-const OLD_SLOT: i64 = 1_000_000;
+/// How many transactions ago the oldest one may be that a standby or a slot keeps rows for.
+const OLD: i64 = 1_000_000;
 const GB: i64 = 1_000_000_000;
 
 pub(super) fn check(figures: &PostgresFigures) -> Vec<Finding> {
@@ -20,11 +21,13 @@ pub(super) fn check(figures: &PostgresFigures) -> Vec<Finding> {
     findings.extend(settings(figures));
     findings.extend(connections(figures));
     findings.extend(figures.holders.iter().filter_map(|holder| server::holder(holder, &OPEN)));
+    findings.extend(figures.standbys.iter().filter_map(standby));
     findings.extend(figures.slots.iter().filter_map(slot));
     findings.extend(figures.tables.iter().filter_map(dead_rows));
     findings.extend(figures.tables.iter().filter_map(neglected));
     findings.extend(figures.waits.iter().filter_map(|wait| server::wait(wait, "process", WAIT)));
     findings.extend(figures.invalid_indexes.iter().map(|name| invalid(name)));
+    findings.extend(figures.disk.iter().filter_map(|(path, free)| server::disk(path, *free)));
     findings
 }
 
@@ -99,12 +102,22 @@ const OPEN: Open = Open {
 };
 const WAIT: &str = "look what those do in pg_stat_activity; SELECT pg_terminate_backend(PROCESS) ends one";
 
+/// Queries of a standby with `hot_standby_feedback` keep rows here as if they ran here.
+fn standby(standby: &Standby) -> Option<Finding> {
+    let what = format!(
+        "a standby, served by {}, keeps dead rows of {} transactions",
+        standby.who, standby.transactions
+    );
+    let remedy = "end the long query that runs there, or turn hot_standby_feedback off there";
+    (standby.transactions > OLD).then(|| Finding::warning("horizon", what, remedy))
+}
+
 fn slot(slot: &ReplicationSlot) -> Option<Finding> {
     let remedy = "bring its reader back, or SELECT pg_drop_replication_slot(NAME)";
     let name = &slot.name;
-    if slot.transactions > OLD_SLOT {
-        let what =
-            format!("the replication slot {name} keeps dead rows of {} transactions", slot.transactions);
+    let kept = [(slot.transactions, "dead rows"), (slot.catalog_transactions, "dead rows of the catalogue")];
+    if let Some((transactions, rows)) = kept.into_iter().find(|(transactions, _)| *transactions > OLD) {
+        let what = format!("the replication slot {name} keeps {rows} of {transactions} transactions");
         return Some(Finding::warning("horizon", what, remedy));
     }
     let log = bytes(slot.wal_bytes.max(0).cast_unsigned());
@@ -199,18 +212,35 @@ mod tests {
         assert_eq!(open(Holds::Running, 301), [("horizon", Severity::Warning)]);
         assert_eq!(open(Holds::Idle, 61), [("horizon", Severity::Warning)]);
         assert_eq!(open(Holds::Prepared, 3601), [("horizon", Severity::Serious)]);
-        let slot = |is_active, transactions, wal_bytes| {
-            let slot = ReplicationSlot { name: "s".into(), is_active, transactions, wal_bytes };
+        let slot = |is_active, transactions, catalog_transactions, wal_bytes| {
+            let name = "s".into();
+            let slot = ReplicationSlot { name, is_active, transactions, catalog_transactions, wal_bytes };
             found(move |it| it.slots = vec![slot.clone()])
         };
-        assert_eq!(slot(true, 0, 20 * GB), []);
-        assert_eq!(slot(false, 0, 2 * GB), [("slots", Severity::Warning)]);
-        assert_eq!(slot(false, 0, 11 * GB), [("slots", Severity::Serious)]);
-        assert_eq!(slot(true, OLD_SLOT + 1, 0), [("horizon", Severity::Warning)]);
+        assert_eq!(slot(true, OLD, OLD, 20 * GB), []);
+        assert_eq!(slot(false, 0, 0, 2 * GB), [("slots", Severity::Warning)]);
+        assert_eq!(slot(false, 0, 0, 11 * GB), [("slots", Severity::Serious)]);
+        assert_eq!(slot(true, OLD + 1, 0, 0), [("horizon", Severity::Warning)]);
+        assert_eq!(slot(true, 0, OLD + 1, 0), [("horizon", Severity::Warning)]);
+    }
+
+    /// It has no transaction on this server, and so no age but the number of those that came since.
+    #[test]
+    fn a_standby_that_keeps_dead_rows_is_found_by_the_transactions_since() {
+        let standby = |transactions| {
+            found(move |it| it.standbys = vec![Standby { who: "process 7".into(), transactions }])
+        };
+        assert_eq!((standby(OLD), standby(OLD + 1)), (vec![], vec![("horizon", Severity::Warning)]));
     }
 
     #[test]
-    fn tables_indexes_and_locks_are_looked_at() {
+    fn tables_indexes_locks_and_the_disk_are_looked_at() {
+        let disk = |free| found(move |it| it.disk = Some(("/data".into(), free)));
+        assert_eq!(
+            (disk(server::LITTLE_ROOM), disk(server::NO_ROOM)),
+            (vec![], vec![("disk", Severity::Warning)])
+        );
+        assert_eq!(disk(server::NO_ROOM - 1), [("disk", Severity::Serious)]);
         let table = |live, dead, is_neglected| {
             let table =
                 TableFigures { name: "tramline_slice".into(), live, dead, vacuumed: None, is_neglected };

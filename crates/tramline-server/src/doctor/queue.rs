@@ -19,6 +19,8 @@ pub(super) struct Queue {
     pub(super) rules: Vec<Rule>,
     /// For how long the key has waited that has waited longest.
     pub(super) parked_for: Option<Duration>,
+    /// An event that fails stops all behind it, and not only those of its key.
+    pub(super) halts: bool,
     pub(super) is_push: bool,
     pub(super) disabled: Option<Disabled>,
     pub(super) has_worker: bool,
@@ -27,7 +29,7 @@ pub(super) struct Queue {
 }
 
 pub(super) fn check(queues: &[Queue]) -> Vec<Finding> {
-    let checks = [stopped, disabled, unattended, late, beyond_retention, parked, dead];
+    let checks = [stopped, disabled, unattended, late, beyond_retention, parked, halted, dead];
     queues.iter().flat_map(|queue| checks.iter().filter_map(|check| check(queue))).collect()
 }
 
@@ -81,9 +83,14 @@ fn unattended(queue: &Queue) -> Option<Finding> {
     })
 }
 
+/// There is a better reason why events wait.
+fn is_explained(queue: &Queue) -> bool {
+    is_unattended(queue) || queue.disabled.is_some() || !queue.rules.is_empty()
+}
+
 fn late(queue: &Queue) -> Option<Finding> {
     let age = queue.oldest_ready.filter(|age| *age > LATE)?;
-    let explained = is_unattended(queue) || queue.disabled.is_some() || !queue.rules.is_empty();
+    let explained = is_explained(queue) || halted(queue).is_some();
     let what = format!("the oldest ready event of {} has waited for {}", queue.name, span(age));
     let remedy = "start more workers, or see whether those that run are stuck";
     (!explained).then(|| Finding::warning("late", what, remedy))
@@ -110,6 +117,20 @@ fn parked(queue: &Queue) -> Option<Finding> {
         queue.name
     );
     Some(Finding::warning("parked", what, remedy))
+}
+
+/// What stands in the way is delayed, for its next attempt; what has to wait for it counts as ready.
+fn halted(queue: &Queue) -> Option<Finding> {
+    let age = queue.oldest_ready.filter(|age| *age > STUCK)?;
+    let is_halted = queue.halts && queue.counts.delayed > 0 && !is_explained(queue);
+    let what =
+        format!("a line of {} has stood still for {} behind an event that fails", queue.name, span(age));
+    let name = &queue.name;
+    let remedy = match queue.is_push {
+        true => format!("see `tramline push attempts {name}`, and see to the receiver"),
+        false => "see why the event fails that counts as delayed; cancel it if it is not wanted".to_owned(),
+    };
+    is_halted.then(|| Finding::warning("parked", what, remedy))
 }
 
 fn dead(queue: &Queue) -> Option<Finding> {
@@ -172,6 +193,17 @@ mod tests {
         assert_eq!(found(|it| waits(it, 301)), [("late", Severity::Warning)]);
         assert_eq!(found(|it| it.counts.dead = 1), [("dead", Severity::Warning)]);
         assert_eq!(found(|it| it.parked_for = Some(STUCK * 2)), [("parked", Severity::Warning)]);
+        let halted = |it: &mut Queue| {
+            waits(it, 3601);
+            it.halts = true;
+            it.counts.delayed = 1;
+        };
+        assert_eq!(found(halted), [("parked", Severity::Warning)], "and not that it is late");
+        let slow = |it: &mut Queue| {
+            halted(it);
+            it.counts.delayed = 0;
+        };
+        assert_eq!(found(slow), [("late", Severity::Warning)], "nothing stands in the way");
         let late = [("late", Severity::Warning), ("retention", Severity::Warning)];
         assert_eq!(found(|it| waits(it, 86_401)), late);
     }

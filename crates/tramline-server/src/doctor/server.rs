@@ -1,11 +1,14 @@
-//! What is the same on every server: who keeps old rows, who waits, and whether there is room for another node.
+//! What is the same on every server: who keeps old rows, who waits, and whether there is room on the disk and for another node.
 
 use super::finding::{Finding, Severity, span};
+use crate::figures::bytes;
 use std::time::Duration;
 use tramline::store::examine::{Holder, Holds, LockWait};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
+pub(super) const LITTLE_ROOM: u64 = 1_000_000_000;
+pub(super) const NO_ROOM: u64 = 100_000_000;
 
 /// What a kind of server says and does about transactions that stay open.
 pub(super) struct Open {
@@ -50,4 +53,14 @@ pub(super) fn connections(used: i64, node: i64, room: i64, remedy: &str) -> Opti
     }
     let what = format!("{used} of {room} connections are in use; another node may need {node}");
     (used + node > room).then(|| Finding::warning("connections", what, remedy))
+}
+
+pub(super) fn disk(path: &str, free: u64) -> Option<Finding> {
+    let what = format!("the disk of the server at {path} has {} left", bytes(free));
+    let remedy = "free some space, or set store_limit_bytes so that the store makes room in time";
+    match free {
+        ..NO_ROOM => Some(Finding::serious("disk", what, remedy)),
+        NO_ROOM..LITTLE_ROOM => Some(Finding::warning("disk", what, remedy)),
+        _ => None,
+    }
 }

@@ -30,6 +30,7 @@ pub(super) async fn queues(store: &dyn Store) -> Result<Vec<Queue>> {
             oldest_dead: stats.oldest_dead_at.map(|at| now.since(at)),
             rules: stats.rules,
             parked_for: parked_for(store, &subscription, now).await?,
+            halts: subscription.policy.is_ordered() && subscription.policy.halts(),
             is_push: push.is_some(),
             disabled: push.and_then(|entry| entry.health.disabled.clone()),
             has_worker: workers

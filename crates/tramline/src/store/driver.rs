@@ -1,7 +1,51 @@
-//! What the errors of the SQL driver mean.
+//! What the errors of the SQL driver mean, and how long its servers may take to answer.
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Result};
+use sqlx::Connection;
 use sqlx::mysql::MySqlDatabaseError;
+use std::io;
+use std::time::Duration;
+
+/// How long a server may take to answer, unless it is told.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How long it may take to answer what costs it nothing.
+pub(crate) const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+
+/// Reads `answer_timeout` of a URL, in seconds.
+pub(crate) fn answer_timeout(seconds: Option<&str>) -> Result<Duration> {
+    let Some(seconds) = seconds else { return Ok(ANSWER) };
+    let parsed = seconds.parse().ok().filter(|n| (1..=3600).contains(n)).map(Duration::from_secs);
+    parsed.ok_or_else(|| {
+        Error::invalid(format!("answer_timeout={seconds} is out of range"), "use 1 to 3600 seconds")
+    })
+}
+
+/// What a server answers; if it does not in time, the error of a connection that is lost. A machine that vanishes says nothing, and the
+/// driver would wait until the system gives the connection up, which takes a quarter of an hour, or for ever.
+pub(crate) async fn answered<T>(limit: Duration, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(silence().into()),
+    }
+}
+
+/// Whether a server is still there.
+pub(crate) async fn pinged(conn: &mut impl Connection) -> sqlx::Result<bool> {
+    match tokio::time::timeout(SIGN_OF_LIFE, conn.ping()).await {
+        Ok(answer) => answer.map(|()| true),
+        Err(_) => Err(silence()),
+    }
+}
+
+fn silence() -> sqlx::Error {
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time"))
+}
+
+/// True if a server did not answer in time. Nothing more may be asked on that connection.
+pub(crate) fn is_silence(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<sqlx::Error>());
+    matches!(source, Some(sqlx::Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut)
+}
 
 /// The number of an error of MySQL or MariaDB, if it is one.
 pub(crate) fn mysql_number(error: &sqlx::Error) -> Option<u16> {

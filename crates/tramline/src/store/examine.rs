@@ -2,7 +2,7 @@
 //! date. What they mean is decided elsewhere.
 
 pub use super::mysql::{MysqlFigures, Refusals};
-pub use super::postgres::{PostgresFigures, ReplicationSlot, TableFigures};
+pub use super::postgres::{PostgresFigures, ReplicationSlot, Standby, TableFigures};
 pub use super::redis::{RedisFigures, RedisNode};
 pub use super::sqlite::SqliteFigures;
 
@@ -13,6 +13,7 @@ use super::sqlite::SqliteStore;
 use super::{Store, sqlite_path, unknown};
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -132,6 +133,11 @@ pub async fn open_to_look(url: &str) -> Result<Arc<dyn Store>> {
         Some(path) => Ok(Arc::new(SqliteStore::open_to_look(path).await?)),
         None => super::open(url).await,
     }
+}
+
+/// How much can still be written to the file system of a path.
+pub(crate) fn disk_free(path: &Path) -> Option<u64> {
+    rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 /// The names of the tables and indexes that migrations leave behind.

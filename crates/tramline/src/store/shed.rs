@@ -10,6 +10,8 @@ use std::collections::BTreeSet;
 
 /// How many rows one step looks at: passing over what cannot go must not take long either.
 pub(crate) const LOOK: i64 = 10_000;
+/// What a row takes beside its payloads, at least: with small events that is most of it.
+const ROW: i64 = 160;
 /// However many topics there are, so many rows of each.
 const FEW: i64 = 64;
 
@@ -39,10 +41,10 @@ impl Shed {
         matches!(self.surplus, Surplus::Work { include_pull: true })
     }
 
-    /// How many of these rows, of which the weights are known, go in this step.
+    /// How many of these rows, of which the payloads' weights are known, go in this step.
     pub(crate) fn fitting(&self, weights: impl Iterator<Item = i64>) -> usize {
         let most = i64::try_from(self.bytes).unwrap_or(i64::MAX).clamp(1, STEP_BYTES);
-        within(weights, most).min(self.limit as usize)
+        within(weights.map(|weight| weight + ROW), most).min(self.limit as usize)
     }
 }
 

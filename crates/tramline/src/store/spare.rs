@@ -2,6 +2,7 @@
 //! statement does; a lone emit or claim would wait for that twice.
 
 use crate::error::Result;
+use crate::store::driver::pinged;
 use sqlx::Database;
 use sqlx::pool::{Pool, PoolConnection};
 use std::ops::{Deref, DerefMut};
@@ -32,7 +33,7 @@ impl<DB: Database> Spares<DB> {
             Some((conn, _)) => conn,
             None => pool.acquire().await?,
         };
-        Ok(Hot { conn, spares: self })
+        Ok(Hot { conn: Some(conn), spares: self })
     }
 
     /// Gives those back to the pool that nobody used for long. The first ones are the oldest, as the last one is taken first.
@@ -54,24 +55,28 @@ impl<DB: Database> Spares<DB> {
     }
 }
 
-/// A connection in use. It goes back to the pool unless it is kept.
+/// A connection in use. It goes back to the pool unless it is kept, or the server does not answer any more.
 pub(crate) struct Hot<'s, DB: Database> {
-    conn: PoolConnection<DB>,
+    conn: Option<PoolConnection<DB>>,
     spares: &'s Spares<DB>,
 }
 
 impl<DB: Database> Hot<'_, DB> {
     /// It cannot be used any more: it is closed, and the server undoes what was left open.
     pub(crate) fn abandon(mut self) {
-        self.conn.close_on_drop();
+        if let Some(conn) = &mut self.conn {
+            conn.close_on_drop();
+        }
+        self.conn = None;
     }
 
     /// All went well: it stays at hand.
-    pub(crate) fn keep(self) {
+    pub(crate) fn keep(mut self) {
+        let Some(conn) = self.conn.take() else { return };
         let mut idle = self.spares.idle();
         // Looked at under the lock: whoever closes has not emptied the list yet, or has said so before.
         if idle.len() < self.spares.most && !self.spares.is_closed.load(Ordering::SeqCst) {
-            idle.push((self.conn, Instant::now()));
+            idle.push((conn, Instant::now()));
         }
     }
 }
@@ -79,14 +84,29 @@ impl<DB: Database> Hot<'_, DB> {
 impl<DB: Database> Deref for Hot<'_, DB> {
     type Target = DB::Connection;
 
+    #[expect(clippy::expect_used, reason = "only those take the connection who end this")]
     fn deref(&self) -> &DB::Connection {
-        &self.conn
+        self.conn.as_ref().expect("a connection in use")
     }
 }
 
 impl<DB: Database> DerefMut for Hot<'_, DB> {
+    #[expect(clippy::expect_used, reason = "only those take the connection who end this")]
     fn deref_mut(&mut self) -> &mut DB::Connection {
-        &mut self.conn
+        self.conn.as_mut().expect("a connection in use")
+    }
+}
+
+/// The pool tries out what comes back to it, and would wait without end for a server that has vanished: the connection would be lost
+/// to the pool for as long.
+impl<DB: Database> Drop for Hot<'_, DB> {
+    fn drop(&mut self) {
+        let Some(mut conn) = self.conn.take() else { return };
+        tokio::spawn(async move {
+            if pinged(&mut *conn).await.is_err() {
+                conn.close_on_drop();
+            }
+        });
     }
 }
 

@@ -3,7 +3,10 @@
 
 mod bed;
 mod claims;
+mod collisions;
 mod crowd;
+#[path = "../server_only/handlers.rs"]
+mod handlers;
 mod inbox;
 mod limits;
 #[path = "../server_only/locks.rs"]
@@ -14,7 +17,9 @@ mod packets;
 mod refusals;
 mod round_trips;
 mod rules;
+mod silence;
 mod tails;
+mod tracked;
 #[path = "../server_only/transactions.rs"]
 mod transactions;
 #[path = "../server_only/words.rs"]

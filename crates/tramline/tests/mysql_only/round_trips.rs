@@ -1,36 +1,23 @@
 //! How often a step waits for the server.
 
 use crate::bed::{Private, claim, done, event, ids};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use crate::tracked::Tracked;
 use tramline::model::id::SubscriptionId;
 use tramline::model::lane::Share;
 use tramline::model::limits::Limits;
 use tramline::model::outcome::Outcome;
 use tramline::model::subscription::{Ordering, Policy, Start};
+use tramline::model::tally::NewTally;
 use tramline::store::Store;
 use tramline::store::verbs::{Claim, Emit, Expected, PutSubscription, Settle};
+use tramline::store::verbs_tally::OpenTally;
 use tramline::{Event, Result};
-
-/// Counts what the store says of each round trip.
-#[derive(Clone, Default)]
-struct Counter(Arc<AtomicU64>);
-
-impl<S: tracing::Subscriber> Layer<S> for Counter {
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target() == "tramline::query" {
-            self.0.fetch_add(1, Relaxed);
-        }
-    }
-}
 
 /// What a verb gives, and how many round trips it took. The tests have one thread, so nobody else is counted.
 async fn counted<T>(verb: impl Future<Output = Result<T>>) -> (T, u64) {
-    let counter = Counter::default();
-    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(counter.clone()));
+    let tracked = Tracked::on_this_thread();
     let given = verb.await.unwrap();
-    (given, counter.0.load(Relaxed))
+    (given, tracked.trips())
 }
 
 fn emit(key: &str, count: usize) -> Emit {
@@ -196,5 +183,21 @@ async fn failures_cost_no_more_round_trips_where_there_is_order() {
     assert!(!claimed.slices.is_empty() && claims <= 4, "{claims} for a claim beside parked keys");
     let (_, settles) = counted(store.store.settle(done(queue.id, &claimed))).await;
     assert!(settles <= 4, "{settles} for a settlement beside parked keys");
+    store.close().await;
+}
+
+/// Items are numbered before they are stored, and ended after everything else.
+#[tokio::test]
+async fn items_of_a_tally_take_more_round_trips() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    store.emit(event("first")).await.unwrap();
+    store.settle_done(queue.id, &store.claim(queue.id, 9).await).await;
+    let tally = store.open_tally(OpenTally { tally: NewTally::new(), now: None }).await.unwrap().id;
+    let units = vec![vec![event("a").tally(tally)], vec![event("b").tally(tally)]];
+    let (_, emits) = counted(store.store.emit(Emit { units, now: None })).await;
+    let (claimed, claims) = counted(store.store.claim(claim(queue.id, 9))).await;
+    let (_, settles) = counted(store.store.settle(done(queue.id, &claimed))).await;
+    assert!((emits, claims) == (4, 2) && settles <= 8, "{emits}, {claims}, {settles}");
     store.close().await;
 }

@@ -5,6 +5,8 @@ mod bed;
 mod claims;
 mod durable;
 mod filters;
+#[path = "../server_only/handlers.rs"]
+mod handlers;
 #[path = "../server_only/locks.rs"]
 mod locks;
 mod opening;

@@ -1,44 +1,10 @@
-//! Tallies: in the caller's own transaction, repeated while they commit, and in place.
+//! Tallies: repeated while they commit, and in place.
 
-use crate::bed::{Private, done, event, server};
+use crate::bed::{Private, server};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
-use tramline::model::subscription::Ordering;
 use tramline::model::tally::{Ack, Ending, NewTally};
 use tramline::store::Store;
-use tramline::store::verbs_tally::{AckItems, AddItems, NameTally, OpenTally, SealTally};
-
-#[tokio::test]
-async fn items_of_a_tally_share_the_fate_of_the_callers_transaction() {
-    let store = Private::open().await;
-    let queue = store.subscribe("q", Ordering::None).await;
-    let open = OpenTally { tally: NewTally::new(), now: None };
-    let tally = store.open_tally(open).await.unwrap().id;
-    let counts = async || {
-        let tally = store.tally(NameTally { tally, now: None }).await.unwrap().unwrap();
-        (tally.total, tally.done)
-    };
-    let pool = store.pool().await;
-    let mut tx = pool.begin().await.unwrap();
-    store.emit_in(&mut tx, [event("k").tally(tally)]).await.unwrap();
-    tx.rollback().await.unwrap();
-    assert_eq!(counts().await, (0, 0));
-    let mut tx = pool.begin().await.unwrap();
-    store.emit_in(&mut tx, [event("k").tally(tally)]).await.unwrap();
-    tx.commit().await.unwrap();
-    let seal = SealTally { tally, expected: Some(1), by: 1, now: None };
-    store.seal_tally(seal).await.unwrap();
-    let claimed = store.claim(queue.id, 9).await;
-    let mut tx = pool.begin().await.unwrap();
-    store.settle_in(&mut tx, done(queue.id, &claimed)).await.unwrap();
-    assert_eq!(counts().await, (1, 0), "not committed yet");
-    tx.rollback().await.unwrap();
-    let mut tx = pool.begin().await.unwrap();
-    let settled = store.settle_in(&mut tx, done(queue.id, &claimed)).await.unwrap();
-    assert_eq!(settled.news, [tally]);
-    tx.commit().await.unwrap();
-    assert_eq!(counts().await, (1, 1));
-    store.close().await;
-}
+use tramline::store::verbs_tally::{AckItems, AddItems, OpenTally, SealTally};
 
 /// The answer of an ack was lost while the server was still committing it, and the ack was repeated: the repetition had looked at
 /// the tally before it waited for the part, so that neither call was told that it had completed the tally.

@@ -4,8 +4,10 @@ use crate::bed::{Private, WRITES_SOMETHING, done, event, ids, read_log};
 use tramline::error::Kind;
 use tramline::model::id::EventId;
 use tramline::model::subscription::{Ordering, Policy, Start};
+use tramline::model::tally::NewTally;
 use tramline::store::Store;
 use tramline::store::verbs::{Expected, PutSubscription};
+use tramline::store::verbs_tally::{NameTally, OpenTally, SealTally};
 use tramline::{Duplicates, Unique};
 
 #[tokio::test]
@@ -94,6 +96,39 @@ async fn a_settle_in_the_callers_transaction_shares_its_fate() {
         assert_eq!(store.stats(queue.id, None).await.unwrap().counts.pending(), 0);
         store.close().await;
     }
+}
+
+#[tokio::test]
+async fn items_of_a_tally_share_the_fate_of_the_callers_transaction() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    let open = OpenTally { tally: NewTally::new(), now: None };
+    let tally = store.open_tally(open).await.unwrap().id;
+    let counts = async || {
+        let tally = store.tally(NameTally { tally, now: None }).await.unwrap().unwrap();
+        (tally.total, tally.done)
+    };
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    store.emit_in(&mut tx, [event("k").tally(tally)]).await.unwrap();
+    tx.rollback().await.unwrap();
+    assert_eq!(counts().await, (0, 0));
+    let mut tx = pool.begin().await.unwrap();
+    store.emit_in(&mut tx, [event("k").tally(tally)]).await.unwrap();
+    tx.commit().await.unwrap();
+    let seal = SealTally { tally, expected: Some(1), by: 1, now: None };
+    store.seal_tally(seal).await.unwrap();
+    let claimed = store.claim(queue.id, 9).await;
+    let mut tx = pool.begin().await.unwrap();
+    store.settle_in(&mut tx, done(queue.id, &claimed)).await.unwrap();
+    assert_eq!(counts().await, (1, 0), "not committed yet");
+    tx.rollback().await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    let settled = store.settle_in(&mut tx, done(queue.id, &claimed)).await.unwrap();
+    assert_eq!(settled.news, [tally]);
+    tx.commit().await.unwrap();
+    assert_eq!(counts().await, (1, 1));
+    store.close().await;
 }
 
 /// New emits queue behind a change of subscriptions that waits for an open transaction, so the change must not wait long.

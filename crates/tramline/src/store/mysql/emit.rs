@@ -130,11 +130,11 @@ impl MysqlStore {
             match result {
                 Err(error) if lost_against_another(&error) && undone < DEADLOCKS => {
                     undone += 1;
-                    pause(undone).await;
+                    pause(undone, &error).await;
                 }
                 Err(error) if waited_too_long(&error) && waited + 1 < waits => {
                     waited += 1;
-                    pause(waited).await;
+                    pause(waited, &error).await;
                 }
                 result => return result,
             }

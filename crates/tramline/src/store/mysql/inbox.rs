@@ -121,7 +121,7 @@ impl MysqlStore {
                     if !lost_against_another(&error) {
                         return Err(error);
                     }
-                    pause(tried).await;
+                    pause(tried, &error).await;
                 }
             }
         }

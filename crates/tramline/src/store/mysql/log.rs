@@ -11,6 +11,7 @@ use super::step::{Tries, step, waited_too_long};
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, EventId, TopicId};
 use crate::model::mask::Mask;
+use crate::store::driver::answered;
 use crate::store::verbs::{LogPage, ReadLog};
 use sqlx::MySqlConnection;
 use std::collections::HashMap;
@@ -110,14 +111,14 @@ impl MysqlStore {
         let gate = format!("SELECT `open` FROM tramline_gate WHERE kind = 0 AND id = {topic} AND side IN");
         let mut tx = self.begin().await?;
         let look = format!("START TRANSACTION; {gate} (0, 1) FOR UPDATE NOWAIT; COMMIT");
-        if is_given(tx.conn(), look).await?.is_some() {
+        if self.is_given(tx.conn(), look).await?.is_some() {
             tx.keep();
             return Ok(true);
         }
         // Waiting takes a connection for up to a second. When too many do so, others look again later.
         let waits = self.turning.try_acquire();
         let decide = format!("START TRANSACTION; {gate} (3) FOR UPDATE NOWAIT; {gate} (2)");
-        let open = if waits.is_ok() { is_given(tx.conn(), decide).await? } else { None };
+        let open = if waits.is_ok() { self.is_given(tx.conn(), decide).await? } else { None };
         let gone = match open {
             None => false,
             Some(open) => {
@@ -127,11 +128,21 @@ impl MysqlStore {
                      UPDATE tramline_gate SET `open` = {shut} WHERE kind = 0 AND id = {topic} AND side = 2; COMMIT; \
                      START TRANSACTION; {gate} ({open}) FOR UPDATE; COMMIT"
                 );
-                is_given(tx.conn(), sql).await?.is_some()
+                self.is_given(tx.conn(), sql).await?.is_some()
             }
         };
         tx.rollback().await;
         Ok(gone)
+    }
+
+    /// The last number that statements give, or `None` if a lock was not given.
+    async fn is_given(&self, conn: &mut MySqlConnection, sql: String) -> Result<Option<i64>> {
+        let mut sets: Vec<Rows> = Vec::new();
+        match answered(self.common.answer, exchange(conn, sql, &mut sets)).await {
+            Ok(()) => Ok(Some(sets.iter().flatten().last().map_or(Ok(0), |row| row.int(0))?)),
+            Err(error) if waited_too_long(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -196,14 +207,4 @@ fn last_sql(topic: TopicId) -> String {
 
 fn last(rows: &Rows) -> Result<ChunkId> {
     Ok(ChunkId(rows.first().map_or(Ok(0), |row| row.int(0))?))
-}
-
-/// The last number that statements give, or `None` if a lock was not given.
-async fn is_given(conn: &mut MySqlConnection, sql: String) -> Result<Option<i64>> {
-    let mut sets: Vec<Rows> = Vec::new();
-    match exchange(conn, sql, &mut sets).await {
-        Ok(()) => Ok(Some(sets.iter().flatten().last().map_or(Ok(0), |row| row.int(0))?)),
-        Err(error) if waited_too_long(&error) => Ok(None),
-        Err(error) => Err(error),
-    }
 }

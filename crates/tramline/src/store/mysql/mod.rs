@@ -61,6 +61,7 @@ use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
+use crate::store::driver::{answered, pinged};
 use crate::store::proven::Proven;
 use crate::store::retention::Round;
 use crate::store::rules::OUTLAST;
@@ -85,10 +86,10 @@ const ACQUIRE: Duration = Duration::from_secs(10);
 /// A connection that was idle for longer is tried out before it is used: the server may have gone meanwhile.
 const STALE: Duration = Duration::from_secs(1);
 /// How every connection is set up. A step waits for a lock for a second, which is the least that can be said, and then begins anew:
-/// emits that wait for one key must not hold up others.
+/// emits that wait for one key must not hold up others. MySQL, for which the comment is, would tell for a day how large tables were.
 const SETUP: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', \
     time_zone = '+00:00', innodb_lock_wait_timeout = 1, autocommit = 1, sql_safe_updates = 0, sql_select_limit = DEFAULT, \
-    group_concat_max_len = 1048576; \
+    group_concat_max_len = 1048576 /*!80016 , information_schema_stats_expiry = 0 */; \
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
 
 /// A MySQL or MariaDB database.
@@ -120,11 +121,12 @@ impl MysqlStore {
     /// version migrated it.
     pub async fn open(options: MysqlOptions) -> Result<MysqlStore> {
         // The pool tries until its time is over; this one says at once why it cannot connect.
-        let mut conn = MySqlConnection::connect_with(&options.connect).await?;
-        let server = Server::read(&mut conn).await?;
+        let first = async { Ok(MySqlConnection::connect_with(&options.connect).await?) };
+        let mut conn = answered(options.answer, first).await?;
+        let server = answered(options.answer, Server::read(&mut conn)).await?;
         server.check()?;
-        if let Some(doubts) = server.doubts() {
-            tracing::warn!("{doubts}");
+        for doubt in server.doubts() {
+            tracing::warn!("{doubt}");
         }
         sqlx::raw_sql(SETUP).execute(&mut conn).await?;
         migrate::run(&mut conn).await?;
@@ -145,16 +147,14 @@ impl MysqlStore {
             )
         };
         let own = pool(options.max_connections).test_before_acquire(false).before_acquire(|conn, about| {
-            Box::pin(async move {
-                if about.idle_for < STALE { Ok(true) } else { conn.ping().await.map(|()| true) }
-            })
+            Box::pin(async move { if about.idle_for < STALE { Ok(true) } else { pinged(conn).await } })
         });
         Ok(MysqlStore {
             own: own.connect_lazy_with(options.connect.clone()),
             pool: pool(options.max_connections).connect_lazy_with(options.connect),
             spares: Spares::new((options.max_connections / 2) as usize, STALE),
             refused,
-            common: Common::new(server.packet()),
+            common: Common::new(server.packet(), options.answer),
             proven: Proven::default(),
             round: Round::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
@@ -235,7 +235,7 @@ impl MysqlStore {
                    EXISTS (SELECT 1 FROM tramline_inbox WHERE refused = 0)";
         let mut conn = self.connection().await?;
         let mut sets: Vec<Rows> = Vec::new();
-        exchange(&mut conn, sql.to_owned(), &mut sets).await?;
+        answered(self.common.answer, exchange(&mut conn, sql.to_owned(), &mut sets)).await?;
         conn.keep();
         let row = sets.first().and_then(|rows| rows.first());
         let row = row.ok_or_else(|| Error::unavailable("the server gave no answer", "try again"))?;

@@ -123,7 +123,7 @@ impl MysqlStore {
                     if !in_the_way || waited >= which.waits() {
                         return Err(error);
                     }
-                    pause(waited).await;
+                    pause(waited, &error).await;
                 }
             }
         }

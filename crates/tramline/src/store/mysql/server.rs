@@ -78,10 +78,23 @@ impl Server {
     }
 
     /// What works, but should not stay so.
-    pub(super) fn doubts(&self) -> Option<&'static str> {
-        (self.get("innodb_flush_log_at_trx_commit") == "2").then_some(
-            "innodb_flush_log_at_trx_commit is 2: a crash of the machine loses what was emitted in the last second; set it to 1",
-        )
+    pub(super) fn doubts(&self) -> Vec<&'static str> {
+        let is_unsynced = self.get("innodb_flush_log_at_trx_commit") == "2";
+        // A page that was written in part has no copy. Some file systems and disks never write one in part, so it is for the operator
+        // to say; sync_binlog is about replicas, not about what this server has.
+        let is_torn = self.settings.contains_key("innodb_doublewrite") && !self.is_on("innodb_doublewrite");
+        let doubts = [
+            (
+                is_unsynced,
+                "innodb_flush_log_at_trx_commit is 2: a crash of the machine loses what was emitted in the last second; set it to 1",
+            ),
+            (
+                is_torn,
+                "innodb_doublewrite is off: a crash of the machine while a page is written may spoil the database; set it to ON unless \
+                 the file system writes pages whole",
+            ),
+        ];
+        doubts.into_iter().filter_map(|(is_so, doubt)| is_so.then_some(doubt)).collect()
     }
 
     /// How long a packet of statements may be.
@@ -107,14 +120,15 @@ pub(super) fn is_mariadb(version: &str) -> bool {
     version.contains("MariaDB")
 }
 
-/// Both have `SKIP LOCKED` and `JSON_TABLE` since these versions.
+/// Both have `SKIP LOCKED` and `JSON_TABLE` since these versions, and MySQL checks what is inserted into the inbox; older ones read
+/// over the CHECK constraints of tables.
 fn check_version(version: &str) -> Result<()> {
     let mut parts = version.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     let found = (parts.next().unwrap_or(0), parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     let (oldest, remedy) = if is_mariadb(version) {
         ((10, 6, 0), "use MariaDB 10.6 or newer")
     } else {
-        ((8, 0, 4), "use MySQL 8.0 or newer")
+        ((8, 0, 16), "use MySQL 8.0.16 or newer")
     };
     if found < oldest { Err(Error::unavailable(format!("the server is {version}"), remedy)) } else { Ok(()) }
 }
@@ -133,11 +147,12 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_cannot_pass_over_locked_rows_are_refused() {
-        for good in ["10.11.19-MariaDB-0+deb12u1", "11.4.2-MariaDB", "8.0.36", "8.4.0-log", "9.0.1"] {
+    fn servers_that_cannot_pass_over_locked_rows_or_check_them_are_refused() {
+        for good in ["10.11.19-MariaDB-0+deb12u1", "11.4.2-MariaDB", "8.0.16", "8.0.36", "8.4.0-log", "9.0.1"]
+        {
             assert!(check_version(good).is_ok(), "{good}");
         }
-        for bad in ["10.5.9-MariaDB", "5.7.44", "8.0.0", "5.5.5", "nonsense"] {
+        for bad in ["10.5.9-MariaDB", "5.7.44", "8.0.0", "8.0.15", "5.5.5", "nonsense"] {
             assert!(!check_version(bad).unwrap_err().remedy().is_empty(), "{bad}");
         }
     }
@@ -171,13 +186,18 @@ mod tests {
             ("binlog_format", "MIXED"),
             ("innodb_flush_log_at_trx_commit", "3"),
             ("max_allowed_packet", "4194304"),
+            ("innodb_doublewrite", "ON"),
+            ("innodb_doublewrite", "DETECT_AND_RECOVER"),
+            ("sync_binlog", "0"),
         ];
         for (name, value) in good {
             let server = with(name, value);
-            assert!(server.check().is_ok() && server.doubts().is_none(), "{name} = {value}");
+            assert!(server.check().is_ok() && server.doubts().is_empty(), "{name} = {value}");
         }
-        let doubtful = with("innodb_flush_log_at_trx_commit", "2");
-        assert!(doubtful.check().is_ok() && doubtful.doubts().is_some());
+        for (name, value) in [("innodb_flush_log_at_trx_commit", "2"), ("innodb_doublewrite", "OFF")] {
+            let doubtful = with(name, value);
+            assert!(doubtful.check().is_ok() && doubtful.doubts()[0].contains(name), "{name} = {value}");
+        }
         assert_eq!(with("max_allowed_packet", "1073741824").packet(), LARGEST_PACKET);
         let unlogged = Server {
             settings: [("log_bin".into(), "OFF".into()), ("binlog_format".into(), "STATEMENT".into())]

@@ -9,6 +9,7 @@ use crate::model::id::{ChunkId, SliceId, SubscriptionId, TallyId};
 use crate::model::mask::Mask;
 use crate::model::time::Time;
 use crate::store::catalog::{Catalog, CatalogCache};
+use crate::store::driver::answered;
 use crate::store::drops::Drops;
 pub(super) use crate::store::tally::Ended;
 use futures_util::TryStreamExt;
@@ -16,6 +17,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Either, MySqlConnection};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 /// What is the same for all steps of a store.
 #[derive(Debug)]
@@ -23,14 +25,21 @@ pub(super) struct Common {
     pub(super) cache: CatalogCache,
     /// How long one packet of statements may be.
     pub(super) packet: usize,
+    /// How long the server may take to answer one.
+    pub(super) answer: Duration,
     /// The number of the next slice. It begins anywhere, so that no two processes meet, and ascends.
     slice: AtomicI64,
 }
 
 impl Common {
-    pub(super) fn new(packet: usize) -> Common {
+    pub(super) fn new(packet: usize, answer: Duration) -> Common {
         let anywhere = getrandom::u64().unwrap_or_default() >> 2;
-        Common { cache: CatalogCache::default(), packet, slice: AtomicI64::new(anywhere.cast_signed()) }
+        Common {
+            cache: CatalogCache::default(),
+            packet,
+            answer,
+            slice: AtomicI64::new(anywhere.cast_signed()),
+        }
     }
 
     /// A number for a new slice.
@@ -229,7 +238,7 @@ impl<'c> Session<'c> {
         let mut packet = String::new();
         for statement in statements {
             if !packet.is_empty() && packet.len() + statement.len() >= self.common.packet {
-                exchange(self.conn, std::mem::take(&mut packet), &mut sets).await?;
+                self.exchange(std::mem::take(&mut packet), &mut sets).await?;
             }
             if !packet.is_empty() {
                 packet.push(';');
@@ -237,13 +246,17 @@ impl<'c> Session<'c> {
             packet.push_str(&statement);
         }
         if !packet.is_empty() {
-            exchange(self.conn, packet, &mut sets).await?;
+            self.exchange(packet, &mut sets).await?;
         }
         Ok(sets)
     }
+
+    async fn exchange(&mut self, packet: String, sets: &mut Vec<Rows>) -> Result<()> {
+        answered(self.common.answer, exchange(self.conn, packet, sets)).await
+    }
 }
 
-/// One round trip. The server stops at the first statement that fails.
+/// One round trip, however long it takes. The server stops at the first statement that fails.
 pub(super) async fn exchange(conn: &mut MySqlConnection, sql: String, sets: &mut Vec<Rows>) -> Result<()> {
     tracing::trace!(target: "tramline::query", "round trip");
     let mut answers = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_many(conn);

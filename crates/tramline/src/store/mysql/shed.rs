@@ -33,15 +33,18 @@ impl MysqlStore {
     }
 }
 
-/// The server keeps the space of removed rows for new ones and does not give it back, and says what tables take only now and then,
-/// so chunks, which take up most of it, are counted by what is in them. Reads `tramline_chunk_topic` and no rows; 160 bytes are
-/// what a row, its keys and its numbers take beside its payloads.
+/// The server keeps the space of removed rows for new ones and does not give it back, and says what tables take only now and then. So
+/// what shedding removes is counted by the rows that there are: else there would never be room enough, until nothing is left. 160 bytes
+/// are what a chunk, its keys and its numbers take beside its payloads, 300 a slice and its entry in the index, and 400 a note of a
+/// failure. Reads `tramline_chunk_topic`, `tramline_slice_claim`, and of chunks no rows.
 pub(super) async fn size(session: &mut Session<'_>) -> Result<StoreSize> {
     let sql = "SELECT CAST((SELECT COALESCE(SUM(c.bytes + 160), 0) FROM tramline_chunk c \
                    FORCE INDEX (tramline_chunk_topic) WHERE c.topic > 0) \
+               + 300 * (SELECT COUNT(*) FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription > 0) \
+               + 400 * (SELECT COUNT(*) FROM tramline_failure) \
                + COALESCE((SELECT SUM(t.DATA_LENGTH + t.INDEX_LENGTH) FROM information_schema.TABLES t \
                    WHERE t.TABLE_SCHEMA = DATABASE() AND t.TABLE_NAME LIKE 'tramline|_%' ESCAPE '|' \
-                   AND t.TABLE_NAME <> 'tramline_chunk'), 0) AS SIGNED)";
+                   AND t.TABLE_NAME NOT IN ('tramline_chunk', 'tramline_slice', 'tramline_failure')), 0) AS SIGNED)";
     let rows = session.rows(sql).await?;
     Ok(StoreSize { bytes: rows.first().map_or(Ok(0), |row| row.count(0))? })
 }

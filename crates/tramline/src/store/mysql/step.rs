@@ -1,7 +1,7 @@
 //! How a step ends: committed, given up, or tried again; and what the server's errors mean.
 
 use crate::error::{Error, Result};
-use crate::store::driver::mysql_number;
+use crate::store::driver::{SIGN_OF_LIFE, is_silence, mysql_number};
 use crate::store::spare::Hot;
 use sqlx::{MySql, MySqlConnection};
 use std::time::Duration;
@@ -62,9 +62,9 @@ impl<'s> Transaction<'s> {
     }
 
     /// Undoes it because of an error. A server that only reads may have been the primary a moment ago: a new connection may find the
-    /// one that is now.
+    /// one that is now. One that does not answer would not answer this either.
     pub(super) async fn fail(self, error: &Error) {
-        match only_reads(error) {
+        match only_reads(error) || is_silence(error) {
             true => drop(self),
             false => self.rollback().await,
         }
@@ -72,8 +72,8 @@ impl<'s> Transaction<'s> {
 
     /// Undoes it.
     pub(super) async fn rollback(mut self) {
-        let undone = sqlx::raw_sql("ROLLBACK").execute(self.conn()).await.is_ok();
-        if let Some(conn) = self.0.take().filter(|_| undone) {
+        let undone = tokio::time::timeout(SIGN_OF_LIFE, sqlx::raw_sql("ROLLBACK").execute(self.conn())).await;
+        if let Some(conn) = self.0.take_if(|_| matches!(undone, Ok(Ok(_)))) {
             conn.keep();
         }
     }
@@ -116,7 +116,7 @@ impl Tries {
         tx.fail(&error).await;
         if self.left > 0 && self.is_worth_another(&error) {
             self.left -= 1;
-            pause(10 - self.left.min(9)).await;
+            pause(10 - self.left.min(9), &error).await;
             return None;
         }
         if self.patient && waited_too_long(&error) {
@@ -134,8 +134,9 @@ impl Tries {
 }
 
 /// Two that met once must not meet again at once: each waits for some time that the other does not know.
-pub(super) async fn pause(tried: u32) {
-    tracing::trace!(target: "tramline::retry", tried, "another step was in the way; it is tried again");
+pub(super) async fn pause(tried: u32, error: &Error) {
+    let number = number(error);
+    tracing::trace!(target: "tramline::retry", tried, number, "another step was in the way; it is tried again");
     let random = u64::from(getrandom::u32().unwrap_or_default()) % 8;
     tokio::time::sleep(Duration::from_millis(u64::from(tried.min(8)) + random)).await;
 }

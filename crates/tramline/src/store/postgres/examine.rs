@@ -2,10 +2,11 @@
 
 use super::{PostgresOptions, migrate};
 use crate::error::Result;
-use crate::store::examine::{Holder, Holds, LockWait, Schema};
+use crate::store::examine::{Holder, Holds, LockWait, Schema, disk_free};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
 /// A PostgreSQL server, and the tables in one of its schemas.
@@ -27,6 +28,8 @@ pub struct PostgresFigures {
     pub pool: u32,
     /// What may keep dead rows from being removed.
     pub holders: Vec<Holder>,
+    /// Standbys that ask for rows to be kept which their own queries still need, unless they do so by a slot.
+    pub standbys: Vec<Standby>,
     /// Replication slots.
     pub slots: Vec<ReplicationSlot>,
     /// The tables' statistics.
@@ -35,6 +38,17 @@ pub struct PostgresFigures {
     pub waits: Vec<LockWait>,
     /// Indexes that exist but are not used.
     pub invalid_indexes: Vec<String>,
+    /// Where the database is, and how much can still be written there, if it is on this machine and can be looked at.
+    pub disk: Option<(String, u64)>,
+}
+
+/// A standby with `hot_standby_feedback`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standby {
+    /// Who, for people.
+    pub who: String,
+    /// How many transactions ago the oldest one is that it keeps rows for.
+    pub transactions: i64,
 }
 
 /// A replication slot.
@@ -46,6 +60,8 @@ pub struct ReplicationSlot {
     pub is_active: bool,
     /// How many transactions ago the oldest one is that it keeps rows for.
     pub transactions: i64,
+    /// The same for rows of the server's own catalogue.
+    pub catalog_transactions: i64,
     /// How much of the log it keeps.
     pub wal_bytes: i64,
 }
@@ -67,9 +83,10 @@ pub struct TableFigures {
 
 const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', \
     'autovacuum', 'track_counts', 'max_connections', 'superuser_reserved_connections', 'default_transaction_isolation', \
-    'default_transaction_read_only')";
+    'default_transaction_read_only', 'data_directory', 'port')";
 
-/// Sessions of other databases do not keep rows of this one; those that send to a standby may, and belong to none.
+/// Sessions of other databases do not keep rows of this one; those that send to a standby may, and belong to none. What the standby
+/// itself asks for has no transaction here.
 const HOLDERS: &str = "SELECT CASE WHEN state LIKE 'idle in transaction%' THEN 'idle' ELSE 'running' END, \
         format('process %s of %s (%s)', pid, coalesce(usename, '?'), coalesce(nullif(application_name, ''), 'no name')), \
         extract(epoch FROM clock_timestamp() - xact_start)::float8 \
@@ -79,7 +96,11 @@ const HOLDERS: &str = "SELECT CASE WHEN state LIKE 'idle in transaction%' THEN '
     UNION ALL SELECT 'prepared', format('%L of %s', gid, owner), extract(epoch FROM clock_timestamp() - prepared)::float8 \
     FROM pg_prepared_xacts WHERE database = current_database()";
 
-const SLOTS: &str = "SELECT slot_name::text, active, coalesce(age(xmin), 0)::bigint, \
+const STANDBYS: &str = "SELECT format('process %s of %s (%s)', pid, coalesce(usename, '?'), \
+        coalesce(nullif(application_name, ''), 'no name')), age(backend_xmin)::bigint \
+    FROM pg_stat_activity WHERE backend_type = 'walsender' AND backend_xmin IS NOT NULL AND xact_start IS NULL";
+
+const SLOTS: &str = "SELECT slot_name::text, active, coalesce(age(xmin), 0)::bigint, coalesce(age(catalog_xmin), 0)::bigint, \
         CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_current_wal_lsn() - restart_lsn, 0)::bigint END \
     FROM pg_replication_slots";
 
@@ -117,20 +138,34 @@ async fn read(conn: &mut PgConnection, options: &PostgresOptions) -> Result<Post
     let first: Option<String> = about.try_get(3)?;
     let name = options.schema.clone().or(first).unwrap_or_default();
     let indexes = indexes(conn, &name).await?;
+    let settings: BTreeMap<String, String> =
+        each(conn, SETTINGS, None, |row| Ok((row.try_get(0)?, row.try_get(1)?))).await?;
     Ok(PostgresFigures {
+        disk: disk(&settings, options.connect.get_host()),
         version: about.try_get(0)?,
         is_standby: about.try_get(1)?,
         sees_all: about.try_get(2)?,
         sessions: about.try_get(4)?,
         pool: options.max_connections,
         schema: schema(conn, &name, indexes.keys().cloned().collect()).await?,
-        settings: each(conn, SETTINGS, None, |row| Ok((row.try_get(0)?, row.try_get(1)?))).await?,
+        settings,
+        standbys: each(conn, STANDBYS, None, standby).await?,
         holders: each(conn, HOLDERS, None, holder).await?,
         slots: each(conn, SLOTS, None, slot).await?,
         tables: each(conn, TABLES, Some(&name), table).await?,
         waits: each(conn, WAITS, None, wait).await?,
         invalid_indexes: indexes.into_iter().filter(|(_, valid)| !valid).map(|(name, _)| name).collect(),
     })
+}
+
+/// No function of the server tells. Its directory is looked at where it is one of this machine: the address is, and the server that
+/// writes into it has the port of the one that was asked.
+fn disk(settings: &BTreeMap<String, String>, host: &str) -> Option<(String, u64)> {
+    let is_local = host.starts_with('/') || matches!(host, "localhost" | "127.0.0.1" | "::1" | "[::1]");
+    let path = settings.get("data_directory").filter(|_| is_local)?;
+    let written = std::fs::read_to_string(Path::new(path).join("postmaster.pid")).ok()?;
+    let is_its = written.lines().nth(3) == settings.get("port").map(String::as_str);
+    Some((path.clone(), disk_free(Path::new(path)).filter(|_| is_its)?))
 }
 
 async fn indexes(conn: &mut PgConnection, schema: &str) -> Result<BTreeMap<String, bool>> {
@@ -179,12 +214,17 @@ fn holder(row: &PgRow) -> sqlx::Result<Holder> {
     Ok(Holder { holds, who: row.try_get(1)?, age: age(row.try_get(2)?) })
 }
 
+fn standby(row: &PgRow) -> sqlx::Result<Standby> {
+    Ok(Standby { who: row.try_get(0)?, transactions: row.try_get(1)? })
+}
+
 fn slot(row: &PgRow) -> sqlx::Result<ReplicationSlot> {
     Ok(ReplicationSlot {
         name: row.try_get(0)?,
         is_active: row.try_get(1)?,
         transactions: row.try_get(2)?,
-        wal_bytes: row.try_get(3)?,
+        catalog_transactions: row.try_get(3)?,
+        wal_bytes: row.try_get(4)?,
     })
 }
 

@@ -45,7 +45,7 @@ mod tally;
 mod token;
 mod unique;
 
-pub use examine::{PostgresFigures, ReplicationSlot, TableFigures};
+pub use examine::{PostgresFigures, ReplicationSlot, Standby, TableFigures};
 pub use options::PostgresOptions;
 
 use crate::error::Result;

@@ -11,15 +11,22 @@ use crate::store::verbs::{Shed, Shedded, StoreSize};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-/// The server keeps the space of removed rows for new ones and does not give it back, so chunks, which take up most of it, are
-/// counted by what is in them and never for more than their table has. Reads `tramline_chunk_topic` and no rows; 160 bytes
-/// are what a row, its keys and its numbers take beside its payloads.
+/// The server keeps the space of removed rows for new ones and does not give it back. So what shedding removes is counted by the rows
+/// that there are, and never for more than its table has: else there would never be room enough, until nothing is left. 160 bytes are
+/// what a chunk, its keys and its numbers take beside its payloads, 300 a slice and its entries in indexes, and 400 a note of a failure.
+///
+/// Reads `tramline_chunk_topic` and primary keys, and no rows. What is below 1 is ballast.
 pub(super) async fn size(session: &mut Session<'_>) -> Result<StoreSize> {
     let sql = "SELECT least(pg_total_relation_size('tramline_chunk'::regclass), \
                    (SELECT coalesce(sum(c.bytes + 160), 0) FROM tramline_chunk c WHERE c.topic > 0))::bigint \
+               + least(pg_total_relation_size('tramline_slice'::regclass), \
+                   300 * (SELECT count(*) FROM tramline_slice s WHERE s.chunk > 0))::bigint \
+               + least(pg_total_relation_size('tramline_failure'::regclass), \
+                   400 * (SELECT count(*) FROM tramline_failure f WHERE f.chunk > 0))::bigint \
                + coalesce((SELECT sum(pg_total_relation_size(r.oid)) FROM pg_class r, pg_class c \
                    WHERE c.oid = 'tramline_chunk'::regclass AND r.relnamespace = c.relnamespace \
-                   AND r.relkind = 'r' AND r.relname LIKE 'tramline\\_%' AND r.oid <> c.oid), 0)::bigint";
+                   AND r.relkind = 'r' AND r.relname LIKE 'tramline\\_%' AND r.oid NOT IN \
+                   ('tramline_chunk'::regclass, 'tramline_slice'::regclass, 'tramline_failure'::regclass)), 0)::bigint";
     let row = session.query(sql).fetch_one(&mut *session.conn).await?;
     Ok(StoreSize { bytes: row.try_get::<i64, _>(0)?.max(0).cast_unsigned() })
 }

@@ -2,7 +2,7 @@
 
 use super::{migrate, open_to_look};
 use crate::error::Result;
-use crate::store::examine::Schema;
+use crate::store::examine::{Schema, disk_free};
 use rusqlite::Connection;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -79,10 +79,6 @@ fn processes(path: &Path) -> usize {
     let pid = |name: &OsString| name.to_str().and_then(|name| name.parse::<u32>().ok());
     let others = all.filter(|entry| pid(&entry.file_name()).is_some_and(|pid| pid != std::process::id()));
     others.filter(|entry| has_it(&entry.path())).count()
-}
-
-fn disk_free(path: &Path) -> Option<u64> {
-    rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 /// Processes on different machines do not see each other's shared memory, on which WAL mode rests.
