@@ -277,6 +277,7 @@ fn configure(conn: Connection) -> Result<Connection> {
 
 /// Gives a new file its write-ahead log. That takes a lock for which SQLite does not wait, whatever the time-out is: of several processes that
 /// create a file together all but one are refused, and find it done when they ask again.
+#[expect(clippy::disallowed_methods, reason = "no signal tells that another process has let go of the file")]
 fn write_ahead(conn: &Connection) -> Result<()> {
     let start = Instant::now();
     loop {
