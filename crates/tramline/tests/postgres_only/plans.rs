@@ -85,6 +85,42 @@ async fn a_transaction_that_stays_open_does_not_make_claims_slow_for_long() {
     bed.close().await;
 }
 
+/// The same in lanes: there claims begin where the one before has seen the beginning.
+#[tokio::test]
+async fn a_transaction_that_stays_open_does_not_make_ordered_claims_slow() {
+    let (claims, taken) = (20, 100_000);
+    let bed = Private::open().await;
+    let id = bed.subscribe("queue", Ordering::Key).await.id;
+    let event = || Event::new("t", "x").key("a");
+    bed.emit(event()).await.unwrap();
+    bed.settle_done(id, &bed.claim(id, 1).await).await;
+    bed.store.close().await;
+    let mut report = PgConnection::connect(&server()).await.unwrap();
+    report.execute("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    report.execute(WRITES_SOMETHING).await.unwrap();
+    let sql = format!(
+        "INSERT INTO $s.tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes) \
+         SELECT n, l.subscription, 0, l.lane, 0, n, 1, n, 100 FROM generate_series(10, {taken}) n, $s.tramline_lane l \
+         WHERE l.subscription = {id} AND l.epoch > 0; DELETE FROM $s.tramline_slice WHERE subscription = {id}; \
+         SELECT setval('$s.tramline_chunk_number', {taken})"
+    );
+    bed.rows(&sql).await;
+    let read = reads(&bed, ENTRIES_MET, async |store| {
+        for _ in 0..claims {
+            let event = store.emit(event()).await.unwrap().events[0].id;
+            let claimed = store.claim(id, 64).await;
+            assert_eq!(ids(&claimed), [event]);
+            store.settle_done(id, &claimed).await;
+        }
+    });
+    let read = read.await;
+    // The first claim passes over all of them: to find the lane, to find what is in it, to find where it begins.
+    assert!(read > taken, "{read} entries were met");
+    assert!(read < 5 * taken, "{read} entries were met");
+    report.close().await.unwrap();
+    bed.close().await;
+}
+
 /// Rows that index scans have fetched so far. Not what they met in the index: entries of dead rows are there for as long as a
 /// transaction of any other test may want them.
 const ROWS_FETCHED: &str =

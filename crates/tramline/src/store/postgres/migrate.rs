@@ -22,6 +22,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (14, include_str!("migrations/0014_schedule.sql")),
     (15, include_str!("migrations/0015_limit.sql")),
     (16, include_str!("migrations/0016_letters.sql")),
+    (17, include_str!("migrations/0017_low.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

@@ -1,7 +1,7 @@
 //! Ordered claims: many lanes in one transaction, whole chunks, oldest first.
 
 use super::claim::Outlook;
-use super::rows::{apply, lane, slices, write_lanes};
+use super::rows::{apply, locked_lane, slices, write_lanes, write_taken};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{LaneId, SubscriptionId};
@@ -43,7 +43,8 @@ pub(super) async fn claim(
         let wanted = match which {
             Which::Troubled => claim.suspects == Suspects::TakeOne && (outlook.suspects || outlook.expired),
             Which::Own => true,
-            Which::Others => claim.share.help,
+            // Who is alone has no others.
+            Which::Others => claim.share.help && claim.share.of > 1,
         };
         if !wanted || taker.is_full() {
             continue;
@@ -57,7 +58,7 @@ pub(super) async fn claim(
         let over = take_from(session, claim, outlook, which, &mut views, taker, raw).await?;
         let lanes = views.values().map(|view| &view.lane).zip(&before);
         let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
-        write_lanes(session, &changed).await?;
+        write_taken(session, &changed).await?;
         if over {
             return Ok(());
         }
@@ -90,7 +91,7 @@ macro_rules! candidates {
             "SELECT {lane} FROM tramline_lane l \
             LEFT JOIN unnest($7::bigint[], $8::bigint[]) AS b(topic, next) ON b.topic = l.lane >> 12 \
             LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
-                AND s.lane = l.lane AND s.rank = 0 ",
+                AND s.lane = l.lane AND s.rank = 0 AND s.pos >= l.low ",
             $first,
             ") r ON r.pos < coalesce(b.next, r.pos + 1) \
             LEFT JOIN unnest($11::bigint[], $12::bigint[], $13::bool[]) AS k(lane, epoch, closed) \
@@ -110,8 +111,8 @@ macro_rules! candidates {
     };
 }
 
-/// Looks at the end of each lane: at its beginning are the index entries of what was taken a moment ago, and passing over them
-/// takes longer than all the rest. Another lane comes first every time.
+/// Looks at the end of each lane: at its beginning (`low`, see `low.rs`) are the index entries of what was taken a moment ago, and passing
+/// over them takes longer than all the rest. Another lane comes first every time.
 const ANY: &str = candidates!("ORDER BY s.pos DESC LIMIT 1", "r.pos IS NOT NULL, (l.lane + $2) % 4093");
 /// During a back-fill the beginning matters: what is above its cursor has to wait. The oldest lanes come first.
 const BELOW_CURSOR: &str = candidates!("ORDER BY s.pos LIMIT 1", "r.pos NULLS FIRST");
@@ -153,7 +154,7 @@ async fn candidates(
         .bind(held.iter().map(|held| held.closed).collect::<Vec<bool>>())
         .bind(claim.known != Known::All);
     let rows = session.all(query).await?;
-    rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
+    rows.iter().map(|row| locked_lane(session, row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
 }
 
 /// Lanes whose lease has ended: what was taken under it becomes suspect, or interrupted, before anything is taken.
@@ -191,7 +192,8 @@ pub(super) async fn interrupt(
     let sql = "SELECT {lane} FROM tramline_lane l WHERE l.subscription = $1 AND l.owner <> 0 AND l.until <= $2 \
                ORDER BY l.lane LIMIT $3 FOR UPDATE OF l SKIP LOCKED";
     let query = session.query(sql).bind(id.0).bind(session.now.0).bind(LANES);
-    let lanes: Vec<Lane> = session.all(query).await?.iter().map(lane).collect::<Result<_>>()?;
+    let rows = session.all(query).await?;
+    let lanes: Vec<Lane> = rows.iter().map(|row| locked_lane(session, row)).collect::<Result<_>>()?;
     let mut views: BTreeMap<LaneId, LaneView> =
         lanes.into_iter().map(|lane| (lane.lane, LaneView::new(lane))).collect();
     let lapsed = views.keys().copied().collect();
@@ -278,7 +280,8 @@ async fn load_work(
                 AND s.lane = l.lane AND s.rank = 0 AND s.pos > l.after AND s.pos < l.below \
                 ORDER BY s.pos FETCH FIRST $6 ROWS WITH TIES)) s";
     let mut work: BTreeMap<LaneId, Work> = BTreeMap::new();
-    let mut after: BTreeMap<LaneId, i64> = views.keys().map(|lane| (*lane, -1)).collect();
+    let low = |lane: &LaneId| session.lows.get(&(claim.subscription, *lane)).copied().unwrap_or_default();
+    let mut after: BTreeMap<LaneId, i64> = views.keys().map(|lane| (*lane, low(lane) - 1)).collect();
     let (mut events, mut bytes) = (0_u64, 0_i64);
     let mut page = i64::from(taker.events).div_euclid(after.len().max(1) as i64).max(8);
     let mut first = true;

@@ -84,7 +84,8 @@ pub(super) async fn board(session: &mut Session<'_>) -> Result<Vec<PushEntry>> {
     }
     let sql = "SELECT u.id, p.state, CASE WHEN u.ordered THEN EXISTS (SELECT 1 FROM tramline_lane l \
             WHERE l.subscription = u.id AND l.halted_until <= $3 AND ((l.owner <> 0 AND l.until <= $3) OR (l.owner = 0 AND (\
-            EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = u.id AND s.state = 0 AND s.lane = l.lane) OR \
+            EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = u.id AND s.state = 0 AND s.lane = l.lane \
+                AND s.rank = 0 AND s.pos >= l.low) OR \
             EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = u.id AND s.state = 3 AND s.lane = l.lane \
                 AND s.rank = 0 AND s.pos <= $3))))) \
         ELSE EXISTS (SELECT 1 FROM unnest('{0,1,2}'::smallint[]) st CROSS JOIN generate_series(0, 9) r \
@@ -116,8 +117,9 @@ pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result
     let ordered = session.catalog.require_subscription(gather.subscription)?.policy.is_ordered();
     let sql = if ordered {
         "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l \
-         CROSS JOIN LATERAL (SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = ANY('{0,3}') \
-            AND s.lane = l.lane AND s.rank = 0 AND s.due_at <= $2 LIMIT $3) s \
+         CROSS JOIN LATERAL (VALUES (0::smallint, l.low), (3::smallint, 0)) AS t(state, low) \
+         CROSS JOIN LATERAL (SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = t.state \
+            AND s.lane = l.lane AND s.rank = 0 AND s.pos >= t.low AND s.due_at <= $2 LIMIT $3) s \
          WHERE l.subscription = $1 AND l.halted_until <= $2 AND l.owner = 0 LIMIT $3) \
          UNION ALL (SELECT 0::bigint, until, true FROM tramline_lane \
          WHERE subscription = $1 AND halted_until <= $2 AND owner <> 0 AND until <= $2 LIMIT 1)"

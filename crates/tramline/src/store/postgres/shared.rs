@@ -2,7 +2,7 @@
 
 use super::claim::due;
 use super::limit;
-use super::rows::{apply, chunks, lane, metas, slices, write_lanes};
+use super::rows::{apply, chunks, locked_lane, metas, slices, write_lanes};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
@@ -38,7 +38,7 @@ impl StepRows for Session<'_> {
                    ORDER BY l.lane FOR UPDATE";
         let query = self.query(sql).bind(id.0).bind(lanes.iter().map(|lane| lane.0).collect::<Vec<i64>>());
         let rows = self.all(query).await?;
-        rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
+        rows.iter().map(|row| locked_lane(self, row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
     }
 
     async fn leased(&mut self, id: SubscriptionId, lanes: &[LaneId]) -> Result<Vec<Slice>> {
