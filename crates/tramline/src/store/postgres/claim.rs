@@ -232,7 +232,8 @@ const SLICES_EXPIRED: &str = outlook!(
 );
 /// Leases hang on lanes. Who neither takes suspects nor counts what is leased need not know: the lanes are looked at again in any case.
 const LANES_EXPIRED: &str = outlook!(
-    "SELECT 1 FROM tramline_lane l WHERE $3 AND l.subscription = $1 AND l.owner <> 0 AND l.until <= $2"
+    "WITH n AS (SELECT * FROM unnest($3::bigint[]) AS n(lane)), {newest} SELECT 1 FROM {lanes} \
+    WHERE l.owner <> 0 AND l.until <= $2"
 );
 
 /// One look before anything is locked.
@@ -244,7 +245,11 @@ async fn look_out(
     let sql = if policy.is_ordered() { LANES_EXPIRED } else { SLICES_EXPIRED };
     let query = session.query(sql).bind(claim.subscription.0).bind(session.now.0);
     let matters = claim.suspects == Suspects::TakeOne || !policy.limits.is_none();
-    let query = if policy.is_ordered() { query.bind(matters) } else { query.bind(session.floor.0) };
+    let query = match policy.is_ordered() {
+        true if matters => query.bind(order::lanes(session, claim.subscription)?),
+        true => query.bind(Vec::<i64>::new()),
+        false => query.bind(session.floor.0),
+    };
     let row = query.fetch_one(&mut *session.conn).await?;
     let (kinds, ends): (Vec<String>, Vec<i64>) = (row.try_get(0)?, row.try_get(1)?);
     let (topics, next): (Vec<i64>, Vec<i64>) = (row.try_get(2)?, row.try_get(3)?);

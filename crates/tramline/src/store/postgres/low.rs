@@ -39,8 +39,9 @@ pub(super) async fn lower(
     if first.is_empty() {
         return Ok(());
     }
-    let sql = "UPDATE tramline_lane l SET low = least(l.low, u.low) FROM unnest($2::bigint[], $3::bigint[]) AS u(lane, low) \
-               WHERE l.subscription = $1 AND l.lane = u.lane RETURNING l.lane, l.low";
+    let sql = "WITH n AS (SELECT * FROM unnest($2::bigint[], $3::bigint[]) AS n(lane, low)), {newest} \
+               UPDATE tramline_lane l SET low = least(l.low, n.low) FROM h JOIN n ON n.lane = h.lane \
+               WHERE l.subscription = h.subscription AND l.lane = h.lane AND l.epoch >= h.epoch RETURNING l.lane, l.low";
     let query = session
         .query(sql)
         .bind(id.0)
@@ -127,7 +128,9 @@ impl Proof {
             *self = Proof { proven, at: self.at, turn: self.turn, ..Proof::default() };
         }
         self.writing.retain(|writer| seen.writing.contains(writer));
-        if self.writing.is_empty() {
+        // A transaction that was prepared meanwhile has another name, and no backend.
+        let renamed = seen.writing.iter().any(|writer| writer.starts_with("-1/"));
+        if self.writing.is_empty() && !renamed {
             let all = if seen.writing.is_empty() { seen.drawn } else { self.drawn };
             self.proven.chunk = self.proven.chunk.max(all);
             (self.drawn, self.writing) = (seen.drawn, seen.writing);
@@ -142,9 +145,8 @@ async fn look(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Se
     let row = session.query(sql).fetch_one(&mut *session.conn).await?;
     let (drawn, server) = (ChunkId(row.try_get(0)?), row.try_get(1)?);
     let catalog = session.catalog.clone();
-    let names = &catalog.require_subscription(id)?.topics;
-    let topics: Vec<TopicId> =
-        catalog.topics().iter().filter(|topic| names.contains(&topic.name)).map(|topic| topic.id).collect();
+    let names = catalog.require_subscription(id)?.topics.iter();
+    let topics: Vec<TopicId> = names.filter_map(|name| catalog.topic(name)).map(|topic| topic.id).collect();
     let writing = writers(session, &topics).await?;
     let sql = "SELECT value FROM tramline_meta WHERE name = 'catalog'";
     let version: i64 = session.query(sql).fetch_one(&mut *session.conn).await?.try_get(0)?;
@@ -175,6 +177,14 @@ mod tests {
         assert_eq!(look(&proofs, 2_000, 30, &["c", "d"]), 10);
         assert_eq!(look(&proofs, 3_000, 40, &["d"]), 10);
         assert_eq!(look(&proofs, 4_000, 50, &[]), 50);
+    }
+
+    #[test]
+    fn who_was_prepared_meanwhile_still_writes() {
+        let proofs = Proofs::default();
+        assert_eq!(look(&proofs, 0, 10, &["3/7"]), 0);
+        assert_eq!(look(&proofs, 1_000, 20, &["-1/801"]), 0);
+        assert_eq!(look(&proofs, 2_000, 30, &[]), 30);
     }
 
     #[test]

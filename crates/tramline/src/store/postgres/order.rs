@@ -5,7 +5,7 @@ use super::rows::{apply, locked_lane, slices, write_lanes, write_taken};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{LaneId, SubscriptionId};
-use crate::model::lane::{Held, Known, Lane};
+use crate::model::lane::{self, Held, Known, Lane};
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
 use crate::model::time::Time;
@@ -73,6 +73,15 @@ pub(super) async fn claim(
     Ok(())
 }
 
+/// All lanes of a subscription.
+pub(super) fn lanes(session: &Session<'_>, id: SubscriptionId) -> Result<Vec<i64>> {
+    let subscription = session.catalog.require_subscription(id)?;
+    let topics = subscription.topics.iter().filter_map(|name| session.catalog.topic(name));
+    let all = topics.map(|topic| lane::all(subscription.policy.ordering, topic));
+    let lanes: BTreeSet<i64> = all.flat_map(|(first, count)| first.0..first.0 + i64::from(count)).collect();
+    Ok(lanes.into_iter().collect())
+}
+
 /// Which lanes a claim looks at, in this order.
 #[derive(Clone, Copy, PartialEq)]
 enum Which {
@@ -88,7 +97,7 @@ enum Which {
 macro_rules! candidates {
     ($first:literal, $order:literal) => {
         concat!(
-            "SELECT {lane} FROM tramline_lane l \
+            "WITH n AS (SELECT * FROM unnest($15::bigint[]) AS n(lane)), {newest} SELECT {lane} FROM {lanes} \
             LEFT JOIN unnest($7::bigint[], $8::bigint[]) AS b(topic, next) ON b.topic = l.lane >> 12 \
             LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
                 AND s.lane = l.lane AND s.rank = 0 AND s.pos >= l.low ",
@@ -96,7 +105,7 @@ macro_rules! candidates {
             ") r ON r.pos < coalesce(b.next, r.pos + 1) \
             LEFT JOIN unnest($11::bigint[], $12::bigint[], $13::bool[]) AS k(lane, epoch, closed) \
                 ON k.lane = l.lane AND k.epoch = l.epoch AND l.owner = $3 \
-            WHERE l.subscription = $1 AND l.halted_until <= $2 AND (l.owner = 0 OR l.until <= $2 \
+            WHERE l.halted_until <= $2 AND (l.owner = 0 OR l.until <= $2 \
                 OR (l.owner = $3 AND (l.lane <> 1 OR ($14 AND k.lane IS NULL)))) \
             AND ($6 IS NULL OR ((l.lane & 4095) % $4 = $5) = $6) AND k.closed IS NOT TRUE \
             AND (($10 AND r.pos IS NOT NULL) OR (l.owner <> 0 AND l.until <= $2) \
@@ -152,7 +161,8 @@ async fn candidates(
         .bind(held.iter().map(|held| held.lane.0).collect::<Vec<i64>>())
         .bind(held.iter().map(|held| held.epoch).collect::<Vec<i64>>())
         .bind(held.iter().map(|held| held.closed).collect::<Vec<bool>>())
-        .bind(claim.known != Known::All);
+        .bind(claim.known != Known::All)
+        .bind(lanes(session, claim.subscription)?);
     let rows = session.all(query).await?;
     rows.iter().map(|row| locked_lane(session, row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
 }
@@ -368,13 +378,13 @@ async fn load_what_matters(
 
 /// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.
 pub(super) async fn next_due(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
-    let sql = "SELECT min(t.at) FROM tramline_lane l \
+    let sql = "WITH n AS (SELECT * FROM unnest($3::bigint[]) AS n(lane)), {newest} SELECT min(t.at) FROM {lanes} \
                LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
                    AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) w ON true \
                CROSS JOIN LATERAL (VALUES (greatest(w.pos, l.halted_until)), (nullif(l.halted_until, 0)), \
                    (CASE WHEN l.owner <> 0 THEN l.until END)) AS t(at) \
-               WHERE l.subscription = $1 AND t.at > $2";
-    let query = session.query(sql).bind(id.0).bind(session.now.0);
+               WHERE t.at > $2";
+    let query = session.query(sql).bind(id.0).bind(session.now.0).bind(lanes(session, id)?);
     let next: Option<i64> = query.fetch_one(&mut *session.conn).await?.try_get(0)?;
     Ok(next.map(Time))
 }

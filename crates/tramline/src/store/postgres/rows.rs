@@ -62,6 +62,20 @@ pub(super) fn slices(rows: &[PgRow]) -> Result<Vec<Slice>> {
 pub(super) const LANE: &str =
     "l.subscription, l.lane, l.owner, l.epoch, l.until, l.halted_until, l.leased, l.marks, l.low";
 
+/// Where to look for the rows of lanes `n` of a subscription `$1`; statements write `{newest}`, and read from [`LANES`]. The row of a lane is
+/// written by every claim and settlement, and while an old transaction of anybody stays open, all its versions stay. An epoch has few of
+/// them, so the newest one is looked for first, backwards, and the others are not met.
+///
+/// Uses the primary key `(subscription, lane, epoch)`. MATERIALIZED, and joined by all three, or the server may read all rows of the
+/// subscription and compare epochs after that.
+pub(super) const NEWEST: &str = "h AS MATERIALIZED (SELECT e.subscription, n.lane, e.epoch FROM n CROSS JOIN LATERAL ( \
+    SELECT e.subscription, e.epoch FROM tramline_lane e WHERE e.subscription = $1 AND e.lane = n.lane \
+    ORDER BY e.epoch DESC LIMIT 1) e)";
+
+/// The lanes `l` that were looked for; statements write `{lanes}`.
+pub(super) const LANES: &str =
+    "h JOIN tramline_lane l ON l.subscription = h.subscription AND l.lane = h.lane AND l.epoch >= h.epoch";
+
 pub(super) fn lane(row: &PgRow) -> Result<Lane> {
     Ok(Lane {
         subscription: SubscriptionId(row.try_get(0)?),
@@ -82,7 +96,7 @@ pub(super) fn locked_lane(session: &mut Session<'_>, row: &PgRow) -> Result<Lane
     Ok(lane)
 }
 
-/// Writes lanes; `$low` says where they begin.
+/// Writes lanes; `$low` says where they begin. One step raises an epoch once at most, so there is no need to look among much older ones.
 macro_rules! write_lanes {
     ($low:literal) => {
         concat!(
@@ -92,7 +106,7 @@ macro_rules! write_lanes {
             " FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], \
             $7::bigint[], $8::bigint[]) \
             AS u(subscription, lane, owner, epoch, until, halted_until, leased, marks) \
-            WHERE l.subscription = u.subscription AND l.lane = u.lane"
+            WHERE l.subscription = u.subscription AND l.lane = u.lane AND l.epoch >= u.epoch - 8"
         )
     };
 }

@@ -43,6 +43,7 @@ impl Texts {
             return text.clone();
         }
         let columns = sql.replace("{slice}", super::rows::SLICE).replace("{lane}", super::rows::LANE);
+        let columns = columns.replace("{newest}", super::rows::NEWEST).replace("{lanes}", super::rows::LANES);
         let columns = columns.replace("{tally}", super::tally::rows::TALLY);
         let columns = columns.replace("{schedule}", super::schedule::SCHEDULE);
         let text: Arc<str> = qualify(&columns, &self.schema).into();
