@@ -38,9 +38,19 @@ impl Bench {
         chunks: &[i64],
         states: &[State],
     ) -> Result<Bench> {
+        Bench::lay_with(session, id, chunks, states, BTreeSet::new()).await
+    }
+
+    /// The same with more lanes, into which something is to be written.
+    async fn lay_with(
+        session: &mut impl StepRows,
+        id: SubscriptionId,
+        chunks: &[i64],
+        states: &[State],
+        mut lanes: BTreeSet<LaneId>,
+    ) -> Result<Bench> {
         let seen = session.slices_of(chunks).await?;
-        let lanes: BTreeSet<LaneId> =
-            seen.iter().filter(|s| s.subscription == id && s.is_ordered()).map(|slice| slice.lane).collect();
+        lanes.extend(seen.iter().filter(|s| s.subscription == id && s.is_ordered()).map(|slice| slice.lane));
         let mut views =
             if lanes.is_empty() { BTreeMap::new() } else { session.lock_lanes(id, &lanes).await? };
         let slices = session.lock_slices_of(id, chunks, states).await?;
@@ -153,7 +163,22 @@ pub(crate) async fn resend(session: &mut impl StepRows, resend: &Resend) -> Resu
     let numbers: Vec<i64> = wanted.keys().map(|chunk| chunk.0).collect();
     session.lock_chunks(&numbers).await?;
     let rows = session.chunks(wanted.keys().copied().collect()).await?;
-    let mut bench = Bench::lay(session, resend.subscription, &numbers, &BURIED).await?;
+    let mut places: BTreeMap<ChunkId, Vec<(LaneId, u32)>> = BTreeMap::new();
+    for row in rows.values() {
+        // What the subscription has left, or never had, is no business of it.
+        let Some(topic) = catalog.topic_by_id(row.topic).filter(|t| subscription.topics.contains(&t.name))
+        else {
+            continue;
+        };
+        let place =
+            |(key, index): (Option<Arc<str>>, u32)| (lane::within(ordering, topic, key.as_deref(), 0), index);
+        places.insert(row.chunk, row.keys()?.into_iter().zip(0..).map(place).collect());
+    }
+    let lanes = places
+        .iter()
+        .flat_map(|(chunk, lanes)| lanes.iter().filter(|(_, index)| wanted[chunk].contains(*index)));
+    let lanes = lanes.map(|(lane, _)| *lane).filter(|lane| *lane != LaneId::UNORDERED).collect();
+    let mut bench = Bench::lay_with(session, resend.subscription, &numbers, &BURIED, lanes).await?;
     let known = session.slices_of(&numbers).await?;
     let to_be_filled = session.backfills(resend.subscription).await?;
     let mut count = 0;
@@ -163,10 +188,7 @@ pub(crate) async fn resend(session: &mut impl StepRows, resend: &Resend) -> Resu
         if to_be_filled.get(&row.topic.0).is_some_and(|range| range.contains(&chunk.0)) {
             continue;
         }
-        let Some(topic) = catalog.topic_by_id(row.topic).filter(|t| subscription.topics.contains(&t.name))
-        else {
-            continue;
-        };
+        let Some(places) = places.get(&chunk) else { continue };
         let own =
             known.iter().filter(|slice| slice.subscription == resend.subscription && slice.chunk == chunk);
         let open = own.fold(Mask::EMPTY, |mask, slice| mask.plus(slice.mask));
@@ -177,12 +199,11 @@ pub(crate) async fn resend(session: &mut impl StepRows, resend: &Resend) -> Resu
                 replay(slice, mask, session.now(), &mut bench.changes);
             }
         }
-        let keys = row.keys()?;
+        let missing = wanted.minus(open);
         let mut lanes: BTreeMap<LaneId, Mask> = BTreeMap::new();
-        for index in wanted.minus(open).iter().filter(|index| (*index as usize) < keys.len()) {
-            let lane = lane::within(ordering, topic, keys[index as usize].as_deref(), 0);
-            let mask = lanes.entry(lane).or_default();
-            *mask = mask.plus(Mask::of(index));
+        for (lane, index) in places.iter().filter(|(_, index)| missing.contains(*index)) {
+            let mask = lanes.entry(*lane).or_default();
+            *mask = mask.plus(Mask::of(*index));
         }
         for (lane, mask) in lanes {
             count += u64::from(mask.count());

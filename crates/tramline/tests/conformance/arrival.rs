@@ -13,6 +13,7 @@ conformance![
     an_expired_lease_is_no_crash,
     a_batch_that_is_given_back_comes_again_whole,
     a_backfill_of_several_topics_keeps_the_order,
+    a_topic_that_joins_brings_events_from_before_what_was_done,
     leaving_a_topic_takes_its_events_out_of_the_line,
     leaving_a_topic_frees_the_line,
     a_topic_joins_the_line_later,
@@ -166,6 +167,19 @@ async fn a_backfill_of_several_topics_keeps_the_order(bed: Bed) {
     }
     seen.extend(queue.drain().await);
     assert_eq!(seen, emitted);
+}
+
+async fn a_topic_that_joins_brings_events_from_before_what_was_done(bed: Bed) {
+    let old = bed.emit(Event::new("refunds", "x")).await;
+    let queue = bed.queue(arrival()).await;
+    for _ in 0..3 {
+        bed.pass(seconds(1));
+        let new = bed.emit(plain_event()).await;
+        assert_eq!(queue.drain().await, [new]);
+    }
+    bed.subscribe("queue", &[TOPIC, "refunds"], arrival(), Start::Beginning).await.unwrap();
+    queue.backfill().await;
+    assert_eq!(queue.drain().await, [old]);
 }
 
 async fn leaving_a_topic_takes_its_events_out_of_the_line(bed: Bed) {

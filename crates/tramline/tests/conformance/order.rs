@@ -31,6 +31,7 @@ conformance![
     a_share_is_only_a_preference_for_lanes,
     a_worker_that_does_not_help_keeps_to_its_lanes,
     parallel_workers_keep_the_order_of_every_key,
+    what_comes_back_runs_however_far_its_lane_has_got,
 ];
 
 async fn an_event_names_the_preceding_event_of_its_key(bed: Bed) {
@@ -370,5 +371,39 @@ async fn parallel_workers_keep_the_order_of_every_key(bed: Bed) {
     for (key, ids) in seen.lock().unwrap().iter() {
         assert_eq!(ids.len(), 10, "{key}");
         assert!(ids.is_sorted(), "{key}: {ids:?}");
+    }
+}
+
+/// The story: so that claims need not pass over all that was done, PostgreSQL notes where the ready events of a lane begin. What comes back from
+/// before that has to be found, and in its place.
+async fn what_comes_back_runs_however_far_its_lane_has_got(bed: Bed) {
+    let queue = bed.lane(ordered()).await;
+    let ids = bed.emit_keys(&["a", "a", "a"]).await;
+    assert!(queue.settle(&queue.claim(1).await, Outcome::retry("no")).await);
+    go_on(&bed, &queue).await;
+    assert_eq!(queue.release_parked(&["a"]).await, 1);
+    let later = bed.emit(keyed("a")).await;
+    assert_eq!(queue.drain().await, [ids.clone(), vec![later]].concat());
+    go_on(&bed, &queue).await;
+    assert_eq!(queue.resend(&ids[1..2]).await, 1);
+    assert_eq!(queue.drain().await, ids[1..2]);
+    let buried = bed.emit(keyed("b")).await;
+    assert!(queue.settle(&queue.claim(1).await, Outcome::dead("no")).await);
+    go_on(&bed, &queue).await;
+    assert_eq!(queue.replay(Which::Ids(vec![buried])).await, 1);
+    assert_eq!(queue.drain().await, [buried]);
+    let kept = bed.emit(keyed("c")).await;
+    let taken = queue.claim(1).await;
+    go_on(&bed, &queue).await;
+    assert_eq!(queue.release(&taken).await, 1);
+    assert_eq!(queue.drain().await, [kept]);
+}
+
+/// Other events of the lane come and go, for some seconds.
+async fn go_on(bed: &Bed, queue: &Queue) {
+    for _ in 0..3 {
+        bed.pass(seconds(1));
+        let other = bed.emit(keyed("other")).await;
+        assert_eq!(queue.drain().await, [other]);
     }
 }

@@ -1,13 +1,14 @@
 //! What a claim reads.
 
-use crate::bed::{Private, event, ids, server};
+use crate::bed::{Private, claim, event, ids, server};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use std::time::Duration;
+use tramline::model::lane::hash;
 use tramline::model::mask::Mask;
 use tramline::model::rule::RuleKind;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
-use tramline::store::verbs::{RuleEnd, SetRule, Sweep};
+use tramline::store::verbs::{Claim, RuleEnd, SetRule, Sweep};
 
 /// A busy queue has far more that is not due than what is, and must not read it.
 #[tokio::test]
@@ -155,5 +156,32 @@ async fn a_rule_that_has_ended_is_swept_away() {
     assert_eq!(rules().await, 2);
     store.sweep(sweep(now.after(minute))).await.unwrap();
     assert_eq!(rules().await, 1);
+    store.close().await;
+}
+
+/// Claims note up to where the lanes of keys were cleared. An emit that drew an early number and commits late must not be below that.
+#[tokio::test]
+async fn an_emit_that_commits_late_is_claimed_whatever_was_claimed_meanwhile() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::Key).await.id;
+    let beside = |key: &String| hash(key) % 32 == hash("slow") % 32;
+    let beside = (0..).map(|number| format!("key{number}")).find(beside).unwrap();
+    store.emit(event(&beside)).await.unwrap();
+    let first = store.claim(queue, 9).await;
+    store.settle_done(queue, &first).await;
+    let mut now = first.now;
+    let mut tx = store.store.pool().begin().await.unwrap();
+    let late = store.emit_in(&mut tx, [event("slow")]).await.unwrap().events[0].id;
+    for _ in 0..5 {
+        let emitted = store.emit(event(&beside)).await.unwrap().events[0].id;
+        now = now.after(Duration::from_secs(60));
+        let claimed = store.store.claim(Claim { now: Some(now), ..claim(queue, 9) }).await.unwrap();
+        assert!(ids(&claimed).contains(&emitted));
+        store.settle_done(queue, &claimed).await;
+    }
+    tx.commit().await.unwrap();
+    now = now.after(Duration::from_secs(60));
+    let claimed = store.store.claim(Claim { now: Some(now), ..claim(queue, 9) }).await.unwrap();
+    assert_eq!(ids(&claimed), [late]);
     store.close().await;
 }

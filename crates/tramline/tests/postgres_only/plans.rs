@@ -85,13 +85,51 @@ async fn a_transaction_that_stays_open_does_not_make_claims_slow_for_long() {
     bed.close().await;
 }
 
+/// The same in lanes: there claims begin where the one before has seen the beginning. The rows of the lanes are written by every claim, so
+/// what stays of them must not be met either.
+#[tokio::test]
+async fn a_transaction_that_stays_open_does_not_make_ordered_claims_slow() {
+    let (claims, taken) = (20, 100_000);
+    let bed = Private::open().await;
+    let id = bed.subscribe("queue", Ordering::Key).await.id;
+    let event = || Event::new("t", "x").key("a");
+    bed.emit(event()).await.unwrap();
+    bed.settle_done(id, &bed.claim(id, 1).await).await;
+    bed.store.close().await;
+    let mut report = PgConnection::connect(&server()).await.unwrap();
+    report.execute("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    report.execute(WRITES_SOMETHING).await.unwrap();
+    let sql = format!(
+        "INSERT INTO $s.tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes) \
+         SELECT n, l.subscription, 0, l.lane, 0, n, 1, n, 100 FROM generate_series(10, {taken}) n, $s.tramline_lane l \
+         WHERE l.subscription = {id} AND l.epoch > 0; DELETE FROM $s.tramline_slice WHERE subscription = {id}; \
+         SELECT setval('$s.tramline_chunk_number', {taken}); \
+         DO 'BEGIN FOR i IN 1..400 LOOP UPDATE $s.tramline_lane SET epoch = epoch + 1 WHERE subscription = {id}; END LOOP; END'"
+    );
+    bed.rows(&sql).await;
+    let read = reads(&bed, ENTRIES_MET, async |store| {
+        for _ in 0..claims {
+            let event = store.emit(event()).await.unwrap().events[0].id;
+            let claimed = store.claim(id, 64).await;
+            assert_eq!(ids(&claimed), [event]);
+            store.settle_done(id, &claimed).await;
+        }
+    });
+    let read = read.await;
+    // The first claim passes over all of them: to find the lane, to find what is in it, to find where it begins.
+    assert!(read > taken, "{read} entries were met");
+    assert!(read < 5 * taken, "{read} entries were met");
+    report.close().await.unwrap();
+    bed.close().await;
+}
+
 /// Rows that index scans have fetched so far. Not what they met in the index: entries of dead rows are there for as long as a
 /// transaction of any other test may want them.
 const ROWS_FETCHED: &str =
     "SELECT coalesce(sum(idx_tup_fetch), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = '$s'";
-/// What claims have met in their index so far.
+/// What claims have met in their indexes so far.
 const ENTRIES_MET: &str = "SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes \
-    WHERE schemaname = '$s' AND indexrelname = 'tramline_slice_claim'";
+    WHERE schemaname = '$s' AND indexrelname IN ('tramline_slice_claim', 'tramline_lane_pkey')";
 
 /// How far a figure rises while a store of its own does something.
 async fn reads(bed: &Private, figure: &str, work: impl AsyncFnOnce(&Private)) -> i64 {

@@ -245,8 +245,9 @@ async fn join_topic(
     let query = session.query(sql).bind(id.0).bind(topic.id.0).bind(since);
     session.run(query).await?;
     let (first, count) = lane::all(put.policy.ordering, topic);
+    // Of a line of all events there is one already, if this is not the first topic. Nobody else adds any: the topics are locked.
     let sql = "INSERT INTO tramline_lane (subscription, lane) SELECT $1, $2 + n FROM generate_series(0, $3 - 1) n \
-               ON CONFLICT DO NOTHING";
+               WHERE NOT EXISTS (SELECT 1 FROM tramline_lane l WHERE l.subscription = $1 AND l.lane = $2 + n)";
     let query = session.query(sql).bind(id.0).bind(first.0).bind(i64::from(count));
     session.run(query).await.map(|_| ())
 }

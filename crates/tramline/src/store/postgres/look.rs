@@ -25,6 +25,7 @@ use crate::store::verbs::{
 use bytes::Bytes;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
+use sqlx::postgres::types::Oid;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -233,25 +234,26 @@ async fn prove_now(known: &Proven, session: &mut Session<'_>, topic: TopicId) ->
     if last <= proven {
         return Ok(Some(proven));
     }
-    let mut writing = writers(session, topic).await?;
+    let mut writing = writers(session, &[topic]).await?;
     for _ in 0..LOOKS {
         if writing.is_empty() {
             known.raise(topic, last);
             return Ok(Some(last));
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
-        let still = writers(session, topic).await?;
+        let still = writers(session, &[topic]).await?;
         writing.retain(|writer| still.contains(writer));
     }
     Ok(None)
 }
 
 /// The transactions that hold the lock of a topic, and may have drawn numbers that nobody can see yet.
-async fn writers(session: &mut Session<'_>, topic: TopicId) -> Result<HashSet<String>> {
+pub(super) async fn writers(session: &mut Session<'_>, topics: &[TopicId]) -> Result<HashSet<String>> {
     let sql = "SELECT k.virtualtransaction FROM pg_locks k WHERE k.locktype = 'advisory' AND k.mode = 'ShareLock' \
                AND k.granted AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) \
-               AND k.classid = 'tramline_topic'::regclass::oid AND k.objid = $1::oid AND k.objsubid = 2";
-    let query = session.query(sql).bind(sqlx::postgres::types::Oid(topic.0 as u32));
+               AND k.classid = 'tramline_topic'::regclass::oid AND k.objid = ANY($1::oid[]) AND k.objsubid = 2";
+    let topics: Vec<Oid> = topics.iter().map(|topic| Oid(topic.0 as u32)).collect();
+    let query = session.query(sql).bind(topics);
     session.all(query).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 

@@ -23,6 +23,8 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (15, include_str!("migrations/0015_limit.sql")),
     (16, include_str!("migrations/0016_letters.sql")),
     (17, include_str!("migrations/0017_filter.sql")),
+    (18, include_str!("migrations/0018_low.sql")),
+    (19, include_str!("migrations/0019_lane_epoch.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";

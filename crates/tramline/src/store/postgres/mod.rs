@@ -2,7 +2,7 @@
 //!
 //! - `store`: the verbs
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
-//! - `emit` (with `idempotency`), `claim` (with `floor` and `glance`), `order` (with `lanes`), `settle`: the walk of
+//! - `emit` (with `idempotency`), `claim` (with `floor` and `glance`), `order` (with `low`), `settle`: the walk of
 //!   an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
@@ -26,6 +26,7 @@ mod glance;
 mod idempotency;
 mod limit;
 mod look;
+mod low;
 mod migrate;
 mod options;
 mod order;
@@ -62,6 +63,7 @@ use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Claim, Emission, Settle, Settled};
 use floor::Floors;
 use glance::Glances;
+use low::Proofs;
 use session::{Begin, CatalogCache, FOR_EVER, Planner, Session, Texts};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Transaction};
@@ -91,6 +93,7 @@ pub struct PostgresStore {
     cache: CatalogCache,
     proven: Proven,
     floors: Floors,
+    proofs: Proofs,
     glances: Glances,
     round: Round,
     /// Spreads events without a key over the lanes.
@@ -147,6 +150,7 @@ impl PostgresStore {
             cache: CatalogCache::default(),
             proven: Proven::default(),
             floors: Floors::default(),
+            proofs: Proofs::default(),
             glances: Glances::default(),
             round: Round::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
@@ -228,6 +232,9 @@ impl PostgresStore {
         let begin = Begin { may_be_lost, claims: true, ..Begin::writing(claim.now, claim.subscription) };
         step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
             session.floor = floor.unwrap_or(session.floor);
+            if session.catalog.require_subscription(claim.subscription)?.policy.is_ordered() {
+                session.proven = self.proofs.prove(session, claim.subscription).await?;
+            }
             Ok((claim::claim(session, claim).await?, session.catalog.clone()))
         })
     }

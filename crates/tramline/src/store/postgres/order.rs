@@ -1,11 +1,11 @@
 //! Ordered claims: many lanes in one transaction, whole chunks, oldest first.
 
 use super::claim::Outlook;
-use super::rows::{apply, lane, slices, write_lanes};
+use super::rows::{apply, locked_lane, slices, write_lanes, write_taken};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{LaneId, SubscriptionId};
-use crate::model::lane::{Held, Known, Lane};
+use crate::model::lane::{self, Held, Known, Lane};
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
 use crate::model::time::Time;
@@ -43,7 +43,8 @@ pub(super) async fn claim(
         let wanted = match which {
             Which::Troubled => claim.suspects == Suspects::TakeOne && (outlook.suspects || outlook.expired),
             Which::Own => true,
-            Which::Others => claim.share.help,
+            // Who is alone has no others.
+            Which::Others => claim.share.help && claim.share.of > 1,
         };
         if !wanted || taker.is_full() {
             continue;
@@ -57,7 +58,7 @@ pub(super) async fn claim(
         let over = take_from(session, claim, outlook, which, &mut views, taker, raw).await?;
         let lanes = views.values().map(|view| &view.lane).zip(&before);
         let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
-        write_lanes(session, &changed).await?;
+        write_taken(session, &changed).await?;
         if over {
             return Ok(());
         }
@@ -70,6 +71,15 @@ pub(super) async fn claim(
         raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
     Ok(())
+}
+
+/// All lanes of a subscription.
+pub(super) fn lanes(session: &Session<'_>, id: SubscriptionId) -> Result<Vec<i64>> {
+    let subscription = session.catalog.require_subscription(id)?;
+    let topics = subscription.topics.iter().filter_map(|name| session.catalog.topic(name));
+    let all = topics.map(|topic| lane::all(subscription.policy.ordering, topic));
+    let lanes: BTreeSet<i64> = all.flat_map(|(first, count)| first.0..first.0 + i64::from(count)).collect();
+    Ok(lanes.into_iter().collect())
 }
 
 /// Which lanes a claim looks at, in this order.
@@ -87,15 +97,15 @@ enum Which {
 macro_rules! candidates {
     ($first:literal, $order:literal) => {
         concat!(
-            "SELECT {lane} FROM tramline_lane l \
+            "WITH n AS (SELECT * FROM unnest($15::bigint[]) AS n(lane)), {newest} SELECT {lane} FROM {lanes} \
             LEFT JOIN unnest($7::bigint[], $8::bigint[]) AS b(topic, next) ON b.topic = l.lane >> 12 \
             LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 \
-                AND s.lane = l.lane AND s.rank = 0 ",
+                AND s.lane = l.lane AND s.rank = 0 AND s.pos >= l.low ",
             $first,
             ") r ON r.pos < coalesce(b.next, r.pos + 1) \
             LEFT JOIN unnest($11::bigint[], $12::bigint[], $13::bool[]) AS k(lane, epoch, closed) \
                 ON k.lane = l.lane AND k.epoch = l.epoch AND l.owner = $3 \
-            WHERE l.subscription = $1 AND l.halted_until <= $2 AND (l.owner = 0 OR l.until <= $2 \
+            WHERE l.halted_until <= $2 AND (l.owner = 0 OR l.until <= $2 \
                 OR (l.owner = $3 AND (l.lane <> 1 OR ($14 AND k.lane IS NULL)))) \
             AND ($6 IS NULL OR ((l.lane & 4095) % $4 = $5) = $6) AND k.closed IS NOT TRUE \
             AND (($10 AND r.pos IS NOT NULL) OR (l.owner <> 0 AND l.until <= $2) \
@@ -110,8 +120,8 @@ macro_rules! candidates {
     };
 }
 
-/// Looks at the end of each lane: at its beginning are the index entries of what was taken a moment ago, and passing over them
-/// takes longer than all the rest. Another lane comes first every time.
+/// Looks at the end of each lane: at its beginning (`low`, see `low.rs`) are the index entries of what was taken a moment ago, and passing
+/// over them takes longer than all the rest. Another lane comes first every time.
 const ANY: &str = candidates!("ORDER BY s.pos DESC LIMIT 1", "r.pos IS NOT NULL, (l.lane + $2) % 4093");
 /// During a back-fill the beginning matters: what is above its cursor has to wait. The oldest lanes come first.
 const BELOW_CURSOR: &str = candidates!("ORDER BY s.pos LIMIT 1", "r.pos NULLS FIRST");
@@ -151,9 +161,10 @@ async fn candidates(
         .bind(held.iter().map(|held| held.lane.0).collect::<Vec<i64>>())
         .bind(held.iter().map(|held| held.epoch).collect::<Vec<i64>>())
         .bind(held.iter().map(|held| held.closed).collect::<Vec<bool>>())
-        .bind(claim.known != Known::All);
+        .bind(claim.known != Known::All)
+        .bind(lanes(session, claim.subscription)?);
     let rows = session.all(query).await?;
-    rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
+    rows.iter().map(|row| locked_lane(session, row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
 }
 
 /// Lanes whose lease has ended: what was taken under it becomes suspect, or interrupted, before anything is taken.
@@ -191,7 +202,8 @@ pub(super) async fn interrupt(
     let sql = "SELECT {lane} FROM tramline_lane l WHERE l.subscription = $1 AND l.owner <> 0 AND l.until <= $2 \
                ORDER BY l.lane LIMIT $3 FOR UPDATE OF l SKIP LOCKED";
     let query = session.query(sql).bind(id.0).bind(session.now.0).bind(LANES);
-    let lanes: Vec<Lane> = session.all(query).await?.iter().map(lane).collect::<Result<_>>()?;
+    let rows = session.all(query).await?;
+    let lanes: Vec<Lane> = rows.iter().map(|row| locked_lane(session, row)).collect::<Result<_>>()?;
     let mut views: BTreeMap<LaneId, LaneView> =
         lanes.into_iter().map(|lane| (lane.lane, LaneView::new(lane))).collect();
     let lapsed = views.keys().copied().collect();
@@ -278,7 +290,8 @@ async fn load_work(
                 AND s.lane = l.lane AND s.rank = 0 AND s.pos > l.after AND s.pos < l.below \
                 ORDER BY s.pos FETCH FIRST $6 ROWS WITH TIES)) s";
     let mut work: BTreeMap<LaneId, Work> = BTreeMap::new();
-    let mut after: BTreeMap<LaneId, i64> = views.keys().map(|lane| (*lane, -1)).collect();
+    let low = |lane: &LaneId| session.lows.get(&(claim.subscription, *lane)).copied().unwrap_or_default();
+    let mut after: BTreeMap<LaneId, i64> = views.keys().map(|lane| (*lane, low(lane) - 1)).collect();
     let (mut events, mut bytes) = (0_u64, 0_i64);
     let mut page = i64::from(taker.events).div_euclid(after.len().max(1) as i64).max(8);
     let mut first = true;
@@ -365,13 +378,13 @@ async fn load_what_matters(
 
 /// The next time at which something becomes due: a waiting event, the end of a lane's lease, the end of a halt.
 pub(super) async fn next_due(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
-    let sql = "SELECT min(t.at) FROM tramline_lane l \
+    let sql = "WITH n AS (SELECT * FROM unnest($3::bigint[]) AS n(lane)), {newest} SELECT min(t.at) FROM {lanes} \
                LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
                    AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) w ON true \
                CROSS JOIN LATERAL (VALUES (greatest(w.pos, l.halted_until)), (nullif(l.halted_until, 0)), \
                    (CASE WHEN l.owner <> 0 THEN l.until END)) AS t(at) \
-               WHERE l.subscription = $1 AND t.at > $2";
-    let query = session.query(sql).bind(id.0).bind(session.now.0);
+               WHERE t.at > $2";
+    let query = session.query(sql).bind(id.0).bind(session.now.0).bind(lanes(session, id)?);
     let next: Option<i64> = query.fetch_one(&mut *session.conn).await?.try_get(0)?;
     Ok(next.map(Time))
 }

@@ -1,5 +1,6 @@
 //! Push: how each subscription stands, what was tried, what has gathered.
 
+use super::order::lanes;
 use super::session::Session;
 use crate::error::Result;
 use crate::model::health::Health;
@@ -84,7 +85,8 @@ pub(super) async fn board(session: &mut Session<'_>) -> Result<Vec<PushEntry>> {
     }
     let sql = "SELECT u.id, p.state, CASE WHEN u.ordered THEN EXISTS (SELECT 1 FROM tramline_lane l \
             WHERE l.subscription = u.id AND l.halted_until <= $3 AND ((l.owner <> 0 AND l.until <= $3) OR (l.owner = 0 AND (\
-            EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = u.id AND s.state = 0 AND s.lane = l.lane) OR \
+            EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = u.id AND s.state = 0 AND s.lane = l.lane \
+                AND s.rank = 0 AND s.pos >= l.low) OR \
             EXISTS (SELECT 1 FROM tramline_slice s WHERE s.subscription = u.id AND s.state = 3 AND s.lane = l.lane \
                 AND s.rank = 0 AND s.pos <= $3))))) \
         ELSE EXISTS (SELECT 1 FROM unnest('{0,1,2}'::smallint[]) st CROSS JOIN generate_series(0, 9) r \
@@ -115,12 +117,14 @@ pub(super) async fn board(session: &mut Session<'_>) -> Result<Vec<PushEntry>> {
 pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result<Gathered> {
     let ordered = session.catalog.require_subscription(gather.subscription)?.policy.is_ordered();
     let sql = if ordered {
-        "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l \
-         CROSS JOIN LATERAL (SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = ANY('{0,3}') \
-            AND s.lane = l.lane AND s.rank = 0 AND s.due_at <= $2 LIMIT $3) s \
-         WHERE l.subscription = $1 AND l.halted_until <= $2 AND l.owner = 0 LIMIT $3) \
-         UNION ALL (SELECT 0::bigint, until, true FROM tramline_lane \
-         WHERE subscription = $1 AND halted_until <= $2 AND owner <> 0 AND until <= $2 LIMIT 1)"
+        "WITH n AS (SELECT * FROM unnest($4::bigint[]) AS n(lane)), {newest} \
+         (SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM {lanes} \
+         CROSS JOIN LATERAL (VALUES (0::smallint, l.low), (3::smallint, 0)) AS t(state, low) \
+         CROSS JOIN LATERAL (SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = t.state \
+            AND s.lane = l.lane AND s.rank = 0 AND s.pos >= t.low AND s.due_at <= $2 LIMIT $3) s \
+         WHERE l.halted_until <= $2 AND l.owner = 0 LIMIT $3) \
+         UNION ALL (SELECT 0::bigint, l.until, true FROM {lanes} \
+         WHERE l.halted_until <= $2 AND l.owner <> 0 AND l.until <= $2 LIMIT 1)"
     } else {
         "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM generate_series(0, 9) r \
          CROSS JOIN LATERAL (SELECT * FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 AND s.lane = 0 \
@@ -131,6 +135,7 @@ pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result
     };
     let query =
         session.query(sql).bind(gather.subscription.0).bind(session.now.0).bind(i64::from(gather.events));
+    let query = if ordered { query.bind(lanes(session, gather.subscription)?) } else { query };
     let mut gathered = Gathered { now: session.now, ..Gathered::default() };
     for row in session.all(query).await? {
         gathered.add(row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
@@ -144,16 +149,18 @@ pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result
 /// When the first of what waits is due.
 async fn next_due(session: &mut Session<'_>, id: SubscriptionId, ordered: bool) -> Result<Option<Time>> {
     let sql = if ordered {
-        "SELECT min(greatest(l.halted_until, s.pos)) FROM tramline_lane l \
+        "WITH n AS (SELECT * FROM unnest($2::bigint[]) AS n(lane)), {newest} \
+         SELECT min(greatest(l.halted_until, s.pos)) FROM {lanes} \
          CROSS JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
             AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) s \
-         WHERE l.subscription = $1 AND l.owner = 0"
+         WHERE l.owner = 0"
     } else {
         "SELECT min(s.pos) FROM generate_series(0, 9) r \
          CROSS JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 0 AND s.lane = 0 \
             AND s.rank = r ORDER BY s.pos LIMIT 1) s"
     };
     let query = session.query(sql).bind(id.0);
+    let query = if ordered { query.bind(lanes(session, id)?) } else { query };
     let next: Option<i64> = query.fetch_one(&mut *session.conn).await?.try_get(0)?;
     Ok(next.map(Time))
 }

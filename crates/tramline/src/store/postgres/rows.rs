@@ -1,7 +1,8 @@
 //! Rows and values: how slices, lanes and chunks are read and written. Always many at a time.
 
 use super::failures;
-use super::session::{Ended, Session};
+use super::low::lower;
+use super::session::{Ended, Query, Session};
 use crate::error::{Error, Result};
 use crate::model::chunk::ChunkRow;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SliceId, SubscriptionId, TopicId};
@@ -59,7 +60,21 @@ pub(super) fn slices(rows: &[PgRow]) -> Result<Vec<Slice>> {
 
 /// The columns of a lane `l`, in the order [`lane`] reads them; statements write `{lane}`.
 pub(super) const LANE: &str =
-    "l.subscription, l.lane, l.owner, l.epoch, l.until, l.halted_until, l.leased, l.marks";
+    "l.subscription, l.lane, l.owner, l.epoch, l.until, l.halted_until, l.leased, l.marks, l.low";
+
+/// Where to look for the rows of lanes `n` of a subscription `$1`; statements write `{newest}`, and read from [`LANES`]. The row of a lane is
+/// written by every claim and settlement, and while an old transaction of anybody stays open, all its versions stay. An epoch has few of
+/// them, so the newest one is looked for first, backwards, and the others are not met.
+///
+/// Uses the primary key `(subscription, lane, epoch)`. MATERIALIZED, and joined by all three, or the server may read all rows of the
+/// subscription and compare epochs after that.
+pub(super) const NEWEST: &str = "h AS MATERIALIZED (SELECT e.subscription, n.lane, e.epoch FROM n CROSS JOIN LATERAL ( \
+    SELECT e.subscription, e.epoch FROM tramline_lane e WHERE e.subscription = $1 AND e.lane = n.lane \
+    ORDER BY e.epoch DESC LIMIT 1) e)";
+
+/// The lanes `l` that were looked for; statements write `{lanes}`.
+pub(super) const LANES: &str =
+    "h JOIN tramline_lane l ON l.subscription = h.subscription AND l.lane = h.lane AND l.epoch >= h.epoch";
 
 pub(super) fn lane(row: &PgRow) -> Result<Lane> {
     Ok(Lane {
@@ -74,20 +89,66 @@ pub(super) fn lane(row: &PgRow) -> Result<Lane> {
     })
 }
 
+/// The same of a row that was locked just now: where the lane begins is known from then on.
+pub(super) fn locked_lane(session: &mut Session<'_>, row: &PgRow) -> Result<Lane> {
+    let lane = lane(row)?;
+    session.lows.insert((lane.subscription, lane.lane), row.try_get(8)?);
+    Ok(lane)
+}
+
+/// Writes lanes; `$low` says where they begin. One step raises an epoch once at most, so there is no need to look among much older ones.
+macro_rules! write_lanes {
+    ($low:literal) => {
+        concat!(
+            "UPDATE tramline_lane l SET owner = u.owner, epoch = u.epoch, until = u.until, \
+            halted_until = u.halted_until, leased = u.leased, marks = u.marks, low = ",
+            $low,
+            " FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], \
+            $7::bigint[], $8::bigint[]) \
+            AS u(subscription, lane, owner, epoch, until, halted_until, leased, marks) \
+            WHERE l.subscription = u.subscription AND l.lane = u.lane AND l.epoch >= u.epoch - 8"
+        )
+    };
+}
+
 /// Writes lanes back.
 pub(super) async fn write_lanes(session: &mut Session<'_>, lanes: &[&Lane]) -> Result<()> {
     if lanes.is_empty() {
         return Ok(());
     }
+    let query = bind_lanes(session.query(write_lanes!("l.low")), lanes);
+    session.run(query).await.map(|_| ())
+}
+
+/// Writes lanes back that a claim has locked. They begin at what is ready now, as far as nothing below it can still come. That a snapshot may
+/// be older than what is known is ruled out, and so is that it is known of another server.
+///
+/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, one probe per lane.
+pub(super) async fn write_taken(session: &mut Session<'_>, lanes: &[&Lane]) -> Result<()> {
+    if lanes.is_empty() {
+        return Ok(());
+    }
+    let sql = concat!(
+        write_lanes!(
+            "CASE WHEN l.low <= $9 AND current_setting('transaction_isolation') = 'read committed' \
+            AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $10 \
+            THEN coalesce((SELECT s.pos FROM tramline_slice s WHERE s.subscription = l.subscription AND s.state = 0 \
+                AND s.lane = l.lane AND s.rank = 0 AND s.pos >= l.low AND s.pos <= $9 ORDER BY s.pos LIMIT 1), $9 + 1) \
+            ELSE l.low END"
+        ),
+        " RETURNING {lane}"
+    );
+    let query = bind_lanes(session.query(sql), lanes);
+    let query = query.bind(session.proven.chunk.0).bind(session.proven.server);
+    for row in session.all(query).await? {
+        locked_lane(session, &row)?;
+    }
+    Ok(())
+}
+
+fn bind_lanes(query: Query, lanes: &[&Lane]) -> Query {
     let column = |value: fn(&Lane) -> i64| lanes.iter().map(|lane| value(lane)).collect::<Vec<i64>>();
-    let sql = "UPDATE tramline_lane l SET owner = u.owner, epoch = u.epoch, until = u.until, \
-               halted_until = u.halted_until, leased = u.leased, marks = u.marks \
-               FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], \
-               $7::bigint[], $8::bigint[]) \
-               AS u(subscription, lane, owner, epoch, until, halted_until, leased, marks) \
-               WHERE l.subscription = u.subscription AND l.lane = u.lane";
-    let query = session
-        .query(sql)
+    query
         .bind(column(|lane| lane.subscription.0))
         .bind(column(|lane| lane.lane.0))
         .bind(column(|lane| lane.owner.map_or(0, |owner| owner.0)))
@@ -95,8 +156,7 @@ pub(super) async fn write_lanes(session: &mut Session<'_>, lanes: &[&Lane]) -> R
         .bind(column(|lane| lane.until.0))
         .bind(column(|lane| lane.halted_until.0))
         .bind(column(|lane| lane.leased))
-        .bind(column(|lane| lane.marks));
-    session.run(query).await.map(|_| ())
+        .bind(column(|lane| lane.marks))
 }
 
 pub(super) fn chunk(row: &PgRow) -> Result<ChunkRow> {
@@ -155,20 +215,27 @@ pub(super) async fn apply(session: &mut Session<'_>, id: SubscriptionId, changes
     let ended = changes.ended.iter();
     session.end(ended.map(|&(chunk, mask, ending)| Ended { subscription: id, chunk, mask, ending }));
     session.drop(id, &changes.dropped);
-    unpark(session, id, &changes.unpark).await?;
+    let unparked = unpark(session, id, &changes.unpark).await?;
     park(session, id, &changes.park).await?;
     gaps(session, id, changes).await?;
     delete(session, &changes.delete).await?;
     update(session, &changes.update).await?;
     insert(session, &changes.insert).await?;
+    let written = changes.update.iter().chain(&changes.insert);
+    let ready = written.filter(|slice| slice.state == State::Ready).map(|slice| (slice.lane, slice.chunk));
+    lower(session, id, ready.chain(unparked)).await?;
     failures::write(session, id, changes).await
 }
 
 /// The parked slices of keys become ready again, or suspect if they had crashes. Keys of the same hash come along; the next
-/// claim sets them aside again.
-async fn unpark(session: &mut Session<'_>, id: SubscriptionId, unpark: &[(LaneId, Arc<str>)]) -> Result<()> {
+/// claim sets them aside again. Gives the lanes and chunks of them.
+async fn unpark(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    unpark: &[(LaneId, Arc<str>)],
+) -> Result<Vec<(LaneId, ChunkId)>> {
     if unpark.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let lanes: Vec<i64> = unpark.iter().map(|(lane, _)| lane.0).collect();
     let keys: Vec<String> = unpark.iter().map(|(_, key)| key.to_string()).collect();
@@ -179,9 +246,11 @@ async fn unpark(session: &mut Session<'_>, id: SubscriptionId, unpark: &[(LaneId
     session.run(query).await?;
     let sql = "UPDATE tramline_slice s SET state = CASE WHEN s.crashes > 0 THEN 2 ELSE 0 END, rank = 0, pos = s.chunk \
                FROM unnest($2::bigint[], $3::bigint[]) AS u(lane, hash) \
-               WHERE s.subscription = $1 AND s.state = 4 AND s.lane = u.lane AND s.rank = u.hash";
+               WHERE s.subscription = $1 AND s.state = 4 AND s.lane = u.lane AND s.rank = u.hash \
+               RETURNING s.lane, s.chunk";
     let query = session.query(sql).bind(id.0).bind(lanes).bind(hashes);
-    session.run(query).await.map(|_| ())
+    let rows = session.all(query).await?;
+    rows.iter().map(|row| Ok((LaneId(row.try_get(0)?), ChunkId(row.try_get(1)?)))).collect()
 }
 
 async fn park(session: &mut Session<'_>, id: SubscriptionId, park: &[Park]) -> Result<()> {

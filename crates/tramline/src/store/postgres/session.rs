@@ -1,10 +1,11 @@
 //! What every step inside a transaction needs: the connection, the time, the catalogue, and SQL with the schema in it.
 
+use super::low::Proven;
 use super::tally::ack::events_ended;
 use super::{catalog, drops};
 use crate::error::Result;
 use crate::model::dropped::DropReason;
-use crate::model::id::{ChunkId, SubscriptionId, TallyId};
+use crate::model::id::{ChunkId, LaneId, SubscriptionId, TallyId};
 use crate::model::mask::Mask;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
@@ -42,6 +43,7 @@ impl Texts {
             return text.clone();
         }
         let columns = sql.replace("{slice}", super::rows::SLICE).replace("{lane}", super::rows::LANE);
+        let columns = columns.replace("{newest}", super::rows::NEWEST).replace("{lanes}", super::rows::LANES);
         let columns = columns.replace("{tally}", super::tally::rows::TALLY);
         let columns = columns.replace("{schedule}", super::schedule::SCHEDULE);
         let text: Arc<str> = qualify(&columns, &self.schema).into();
@@ -156,6 +158,10 @@ pub(super) struct Session<'c> {
     pub(super) catalog: Arc<Catalog>,
     /// After which time a claim looks for what is due.
     pub(super) floor: Time,
+    /// From which chunk on the lanes that the step has locked may hold something ready.
+    pub(super) lows: HashMap<(SubscriptionId, LaneId), i64>,
+    /// Up to where a claim may raise that.
+    pub(super) proven: Proven,
     /// What ended in this step and may be items of tallies.
     ended: Vec<Ended>,
     /// What subscriptions will never see because of this step.
@@ -195,7 +201,17 @@ impl<'c> Session<'c> {
             cache.set(catalog.clone());
         }
         let floor = Time(i64::MIN);
-        Ok(Session { conn, texts, now, catalog, floor, ended: Vec::new(), drops: Drops::default() })
+        Ok(Session {
+            conn,
+            texts,
+            now,
+            catalog,
+            floor,
+            lows: HashMap::new(),
+            proven: Proven::default(),
+            ended: Vec::new(),
+            drops: Drops::default(),
+        })
     }
 
     /// Remembers that events have ended which may be items of tallies.

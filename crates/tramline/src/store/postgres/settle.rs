@@ -323,10 +323,10 @@ pub(super) async fn extend(session: &mut Session<'_>, extend: &Extend) -> Result
             $5::bigint[], $6::bigint[]) WITH ORDINALITY AS u(chunk, id, lane, epoch, owner, place)), \
         under AS MATERIALIZED (SELECT l.lane, u.place FROM u JOIN tramline_lane l ON l.subscription = $1 \
             AND l.lane = u.lane AND l.epoch = u.epoch AND l.owner = u.owner), \
-        free AS MATERIALIZED (SELECT l.lane FROM u JOIN tramline_lane l ON l.subscription = $1 \
+        free AS MATERIALIZED (SELECT l.lane, l.epoch FROM u JOIN tramline_lane l ON l.subscription = $1 \
             AND l.lane = u.lane AND l.epoch = u.epoch AND l.owner = u.owner ORDER BY l.lane FOR UPDATE OF l SKIP LOCKED), \
         done AS (UPDATE tramline_lane l SET until = $7 FROM free \
-            WHERE l.subscription = $1 AND l.lane = free.lane RETURNING l.lane) \
+            WHERE l.subscription = $1 AND l.lane = free.lane AND l.epoch = free.epoch RETURNING l.lane) \
         SELECT u.place, under.lane IS NOT NULL, done.lane IS NOT NULL FROM u LEFT JOIN under ON under.place = u.place \
         LEFT JOIN done ON done.lane = under.lane";
     let mut answers = vec![Extended::Lost; extend.leases.len()];

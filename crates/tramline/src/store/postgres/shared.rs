@@ -2,7 +2,7 @@
 
 use super::claim::due;
 use super::limit;
-use super::rows::{apply, chunks, lane, metas, slices, write_lanes};
+use super::rows::{apply, chunks, locked_lane, metas, slices, write_lanes};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
@@ -34,11 +34,11 @@ impl StepRows for Session<'_> {
         id: SubscriptionId,
         lanes: &BTreeSet<LaneId>,
     ) -> Result<BTreeMap<LaneId, LaneView>> {
-        let sql = "SELECT {lane} FROM tramline_lane l WHERE l.subscription = $1 AND l.lane = ANY($2) \
-                   ORDER BY l.lane FOR UPDATE";
+        let sql = "WITH n AS (SELECT * FROM unnest($2::bigint[]) AS n(lane)), {newest} SELECT {lane} FROM {lanes} \
+                   ORDER BY l.lane FOR UPDATE OF l";
         let query = self.query(sql).bind(id.0).bind(lanes.iter().map(|lane| lane.0).collect::<Vec<i64>>());
         let rows = self.all(query).await?;
-        rows.iter().map(|row| lane(row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
+        rows.iter().map(|row| locked_lane(self, row).map(|lane| (lane.lane, LaneView::new(lane)))).collect()
     }
 
     async fn leased(&mut self, id: SubscriptionId, lanes: &[LaneId]) -> Result<Vec<Slice>> {

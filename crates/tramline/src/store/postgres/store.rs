@@ -146,7 +146,7 @@ impl Store for PostgresStore {
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         let known = self.cache.get();
-        // Nobody knows yet what is new, and what has an order has no floor: what was parked comes back in its old place.
+        // Nobody knows yet what is new, and what has an order has no floor but the beginnings of its lanes (`low.rs`).
         let policy = known.require_subscription(claim.subscription).ok().map(|it| &it.policy);
         let began = Instant::now();
         let way = match policy {
