@@ -1,7 +1,7 @@
 //! A store that cannot be written: nothing is acknowledged that is not stored, and the server goes on by itself.
 //!
 //! Full disks need rights that a test does not have everywhere. A limit on the size of files makes the same writes fail, and can
-//! be lifted while the server runs.
+//! be lifted while the server runs. A Redis is full when it is told to be.
 
 #![expect(clippy::unwrap_used, reason = "a failed test says where")]
 
@@ -10,6 +10,8 @@ mod node;
 use node::{Launch, Node, refused, until_true};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::{Value, json};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
 
 /// Beyond this nothing can be written: less than the store has written when it is open.
 const FULL: Option<u64> = Some(4096);
@@ -113,5 +115,87 @@ fn a_file_that_cannot_be_written_is_told_with_a_remedy() {
     for place in ["sqlite:///proc/tramline.db", "sqlite://no/such/folder/tramline.db", "sqlite://."] {
         let error = refused(&["--store", place]);
         assert!(error.contains("cannot be opened") && error.contains("check that"), "{place}: {error}");
+    }
+}
+
+/// A Redis of the test's own. Killed when it is dropped.
+struct Redis {
+    child: Child,
+    client: redis::Client,
+    url: String,
+    _directory: tempfile::TempDir,
+}
+
+impl Redis {
+    fn start() -> Redis {
+        let directory = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = Command::new("redis-server");
+        command.args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--appendonly",
+            "yes",
+            "--save",
+            "",
+        ]);
+        let child = command.arg("--dir").arg(directory.path()).stdout(Stdio::null()).spawn().unwrap();
+        let url = format!("redis://127.0.0.1:{port}");
+        let client = redis::Client::open(&*url).unwrap();
+        node::until(|| redis::cmd("PING").query::<String>(&mut client.get_connection().ok()?).ok());
+        Redis { child, client, url, _directory: directory }
+    }
+
+    fn hold(&self, memory: &str) {
+        let mut connection = self.client.get_connection().unwrap();
+        redis::cmd("CONFIG").arg(&["SET", "maxmemory", memory]).query::<()>(&mut connection).unwrap();
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+#[tokio::test]
+async fn while_redis_is_full_emits_are_refused_and_what_is_there_is_worked_off() {
+    let redis = Redis::start();
+    let node = Launch::with(&["--store", &redis.url]).start();
+    node.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
+    let mut acknowledged = Vec::new();
+    for number in 0..20 {
+        acknowledged.push(emit(&node, number).await.1["events"][0]["id"].clone());
+    }
+    redis.hold("1mb");
+    for number in 100..110 {
+        let (status, problem) = emit(&node, number).await;
+        assert_eq!(status, 503, "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("Redis is full"), "{problem}");
+        assert!(problem.to_string().contains("maxmemory"), "{problem}");
+    }
+    let mut worked = work_off(&node).await;
+    redis.hold("0");
+    acknowledged.push(emit(&node, 200).await.1["events"][0]["id"].clone());
+    worked.extend(work_off(&node).await);
+    assert_eq!(worked, acknowledged, "all that was acknowledged, and nothing else");
+}
+
+/// Claims and settles until nothing is left; gives what there was.
+async fn work_off(node: &Node) -> Vec<Value> {
+    let mut worked = Vec::new();
+    loop {
+        let claimed = node.post("/v1/subscriptions/s/claim", json!({"max_events": 7})).await;
+        let events = claimed["events"].as_array().unwrap();
+        if events.is_empty() {
+            return worked;
+        }
+        worked.extend(events.iter().map(|event| event["id"].clone()));
+        let result = |event: &Value| json!({"id": event["id"], "lease": event["lease"], "outcome": "done"});
+        let results: Vec<Value> = events.iter().map(result).collect();
+        node.post("/v1/subscriptions/s/settle", json!({"results": results})).await;
     }
 }

@@ -70,6 +70,9 @@ pub(crate) struct Args {
     /// `retention`: how many old events are removed; 100 million unless set, 2 million with --quick
     #[arg(long)]
     retained: Option<usize>,
+    /// `wakes`: what carries the hints, such as nats://host:4222, redis://host:6379 or postgres://host/db; in the process unless set
+    #[arg(long)]
+    wake: Option<String>,
     /// Record traces meanwhile and send them here by OTLP over HTTP, to see what that costs
     #[arg(long)]
     pub(crate) otlp_endpoint: Option<String>,
@@ -201,7 +204,7 @@ pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxErro
         retained: args.retained.unwrap_or(size.retained),
         ..size
     };
-    let measured = measure(&target, size, &queries, wanted).await;
+    let measured = measure(&target, args.wake.as_deref(), size, &queries, wanted).await;
     let versions = BTreeMap::from([
         ("tramline", env!("CARGO_PKG_VERSION").to_owned()),
         ("store", target.version().await?),
@@ -221,6 +224,7 @@ pub(crate) async fn run(args: Args, queries: QueryCounter) -> Result<(), BoxErro
 /// The rounds of the row loop and of Tramline alternate, so that both meet the same machine.
 async fn measure(
     target: &Target,
+    wake: Option<&str>,
     size: Size,
     queries: &QueryCounter,
     wanted: impl Fn(Part) -> bool,
@@ -268,7 +272,7 @@ async fn measure(
     }
     if wanted(Part::Wakes) {
         for round in 0..size.rounds {
-            wakes::measure(target, size, round, &mut samples).await?;
+            wakes::measure(target, wake, size, round, &mut samples).await?;
         }
     }
     if wanted(Part::Pinned) {

@@ -6,7 +6,7 @@ use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Filter, Layer};
 
-/// Statements of PostgreSQL (said by sqlx) and steps of SQLite's writer.
+/// Statements of PostgreSQL (said by sqlx), steps of SQLite's writer, and round trips of MySQL and Redis.
 const TARGETS: [&str; 2] = ["sqlx::query", "tramline::query"];
 
 /// Counts statements while it is switched on.

@@ -192,7 +192,7 @@ impl Tramline {
         self.store().audit(id, limit).await
     }
 
-    /// Counts (exact) and rules of a subscription.
+    /// Counts (exact; of long queues in Redis a sum over moments) and rules of a subscription.
     ///
     /// # Errors
     /// `NotFound`.

@@ -178,7 +178,7 @@ impl Options {
         self
     }
 
-    /// Over which server hints travel, whatever the store is: `nats://host:4222`, `redis://host:6379`, `postgres://host/db`, or `in-process` if
+    /// Over which server hints travel, whatever the store is: `nats://host:4222`, `redis://host:6379` (several nodes of a Cluster with commas), `postgres://host/db`, or `in-process` if
     /// there is one process only. Chosen by the store unless set. Programs on one store have to agree; stores that share a server
     /// have a channel each: `nats://host:4222?channel=shop`. For [`crate::Tramline::with`].
     #[must_use]

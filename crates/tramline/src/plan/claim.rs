@@ -12,6 +12,8 @@ pub struct Taker {
     pub owner: Incarnation,
     /// Until when.
     pub until: Time,
+    /// Under which epoch at least: a store that may have forgotten claims makes new ones unlike them.
+    pub epoch: i64,
     /// How many events are still wanted.
     pub events: u32,
     /// How many bytes may still be added; the first slice is taken whatever it weighs.
@@ -38,7 +40,12 @@ impl Taker {
         self.events -= slice.mask.count();
         self.bytes -= i64::from(slice.bytes);
         let (state, owner) = (self.state(), self.owner);
-        Slice { state, owner, epoch: slice.epoch + 1, due_at: self.until, ..slice }
+        Slice { state, owner, epoch: self.after(slice.epoch), due_at: self.until, ..slice }
+    }
+
+    /// The epoch that follows another one.
+    pub(crate) fn after(&self, epoch: i64) -> i64 {
+        (epoch + 1).max(self.epoch)
     }
 
     /// How many events of a slice may be taken.

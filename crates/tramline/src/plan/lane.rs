@@ -1,6 +1,6 @@
 //! What a claim takes from a lane, and whose keys it parks.
 
-use crate::model::id::{EventId, Incarnation};
+use crate::model::id::EventId;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
@@ -86,7 +86,7 @@ pub fn take_suspect(
     if !rest.is_empty() {
         changes.insert.push(suspect.part(rest));
     }
-    begin(view, taker.owner, taker.until);
+    begin(view, taker);
     Some(take_part(view, &suspect, mine, taker, changes))
 }
 
@@ -124,7 +124,7 @@ pub fn take(
         if !rest.is_empty() {
             changes.insert.push(slice.part(rest));
         }
-        begin(view, taker.owner, taker.until);
+        begin(view, taker);
         taken.push(take_part(view, &slice, mine, taker, changes));
     }
     let some_late = ready.iter().any(|slice| slice.due_at > now);
@@ -222,7 +222,7 @@ fn place(
         if !left.is_empty() {
             changes.insert.push(slice.part(left));
         }
-        begin(view, taker.owner, taker.until);
+        begin(view, taker);
         return Some(take_part(view, slice, taken, taker, changes));
     }
     if left.is_empty() {
@@ -233,14 +233,14 @@ fn place(
     None
 }
 
-/// Makes `owner` the holder of the lane: under a new epoch unless it holds it already.
-fn begin(view: &mut LaneView, owner: Incarnation, until: Time) {
-    if view.lane.owner != Some(owner) {
-        view.lane.owner = Some(owner);
-        view.lane.epoch += 1;
+/// Makes who takes the holder of the lane: under a new epoch unless he holds it already.
+fn begin(view: &mut LaneView, taker: &Taker) {
+    if view.lane.owner != Some(taker.owner) {
+        view.lane.owner = Some(taker.owner);
+        view.lane.epoch = taker.after(view.lane.epoch);
         view.lane.leased = 0;
     }
-    view.lane.until = view.lane.until.max(until);
+    view.lane.until = view.lane.until.max(taker.until);
 }
 
 fn take_part(

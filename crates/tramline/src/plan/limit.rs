@@ -227,7 +227,8 @@ mod tests {
     }
 
     fn taker(events: u32, single: bool) -> Taker {
-        Taker { owner: Incarnation(7), until: Time(9), events, bytes: i64::MAX, single, consume: false }
+        let (owner, until) = (Incarnation(7), Time(9));
+        Taker { owner, until, epoch: 0, events, bytes: i64::MAX, single, consume: false }
     }
 
     #[test]

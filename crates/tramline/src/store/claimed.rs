@@ -40,6 +40,7 @@ impl Taker {
         Taker {
             owner: claim.owner,
             until: now.after(claim.lease.unwrap_or_else(|| policy.lease())),
+            epoch: 0,
             events: claim.max_events,
             bytes: i64::try_from(claim.max_bytes).unwrap_or(i64::MAX).max(1),
             single: claim.single,

@@ -1,6 +1,7 @@
 //! Where hints travel, as a URL.
 
 use crate::error::{Error, Result};
+use crate::store::redis::RedisOptions;
 use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use crate::wake::relay::Relay;
@@ -9,8 +10,9 @@ use std::sync::Arc;
 /// The channel, where nobody names another one.
 const CHANNEL: &str = "tramline.wake";
 
-/// Opens the way that a URL names: `nats://..`, `redis://..`, `rediss://..`, `postgres://..` or `in-process`. With `?channel=name` hints have
-/// a channel of their own, else `channel` if the store has one. Needs a Tokio runtime.
+/// Opens the way that a URL names: `nats://..`, `redis://..`, `rediss://..`, `postgres://..` or `in-process`. A Cluster of Redis is named as for a
+/// store: several hosts with commas, or `redis+cluster://..`. With `?channel=name` hints have a channel of their own, else `channel` if the
+/// store has one. Needs a Tokio runtime.
 ///
 /// # Errors
 /// `Invalid` for a URL that names none of them.
@@ -30,7 +32,9 @@ pub fn open(url: &str, channel: Option<&str>) -> Result<Arc<dyn Wake>> {
     let (scheme, rest) = plain.split_once("://").unwrap_or_default();
     Ok(match if rest.is_empty() { "" } else { scheme } {
         "nats" | "tls" => Arc::new(Relay::nats(&plain, channel)?),
-        "redis" | "rediss" => Arc::new(Relay::redis([&*plain], channel)?),
+        "redis" | "rediss" | "redis+cluster" | "rediss+cluster" => {
+            Arc::new(Relay::redis(plain.parse::<RedisOptions>()?.nodes(), channel)?)
+        }
         "postgres" | "postgresql" => Arc::new(Relay::postgres(&plain, channel)),
         _ => {
             return Err(Error::invalid(
@@ -66,13 +70,21 @@ mod tests {
 
     #[tokio::test]
     async fn what_names_no_way_is_refused_with_a_remedy() {
-        for bad in ["", "mysql://h", "nats", "nats://h?channel=", "nats://h?channel=a%20b%20>", "redis://"] {
+        for bad in [
+            "",
+            "mysql://h",
+            "nats",
+            "nats://h?channel=",
+            "nats://h?channel=a%20b%20>",
+            "redis://",
+            "redis://a,b/1",
+        ] {
             let error = open(bad, None).map(|_| ()).unwrap_err();
             assert!(!error.remedy().is_empty(), "{bad}");
         }
-        for good in
-            ["in-process", "nats://a:1,nats://b:2", "redis://:secret@h:1", "rediss://h", "postgres://h/d"]
-        {
+        let servers = ["nats://a:1,nats://b:2", "redis://:secret@h:1", "rediss://h", "postgres://h/d"];
+        let clusters = ["redis://:secret@a:1,b:2,c", "redis+cluster://h", "rediss+cluster://a,b?channel=x"];
+        for good in ["in-process"].into_iter().chain(servers).chain(clusters) {
             let wake = open(good, None).unwrap();
             assert!(!format!("{wake:?}").contains("secret"));
         }

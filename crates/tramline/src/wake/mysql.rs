@@ -3,6 +3,7 @@
 use crate::model::id::SubscriptionId;
 use crate::store::mysql::MysqlStore;
 use crate::wake::{Audience, Bells, Listener, Wake};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -11,6 +12,8 @@ use tokio::task::JoinHandle;
 const SOON: Duration = Duration::from_millis(1);
 /// How late at the latest: five looks per second cost a node about a thousandth of a core.
 const LATE: Duration = Duration::from_millis(200);
+/// How late where hints travel another way, and only the inbox is to be looked at: as often as anybody looks who waits.
+const SLOW_POLL: Duration = Duration::from_secs(1);
 /// A look that takes long says that the server is busy, and not with looks: it is asked for a tenth of the time at most.
 const BREATH: u32 = 9;
 
@@ -88,26 +91,22 @@ impl Wake for WithInbox {
     }
 }
 
-/// Looks as often as a pulse is felt, and tells whom it concerns.
+/// Looks once in a while, and tells whom it concerns. Where there was something, more may be.
 async fn empty_inbox(store: Arc<MysqlStore>, wake: Arc<dyn Wake>) {
     let audience = wake.listen_to_all().audience.clone();
-    let mut pause = SOON;
     loop {
         audience.somebody().await;
         let start = Instant::now();
-        pause = match store.pulse().await {
-            Ok((_, true)) => match store.take_in().await {
-                Ok(woken) if !woken.is_empty() => {
-                    wake.notify(&woken.into_iter().collect::<Vec<_>>());
-                    SOON
-                }
-                _ => next(pause),
-            },
-            Ok((_, false)) => next(pause),
-            // The sweep meets the error, and says it.
-            Err(_) => LATE,
+        let woken = match store.pulse().await {
+            Ok((_, true)) => store.take_in().await.unwrap_or_default(),
+            // An error is met, and said, by the sweep.
+            _ => BTreeSet::new(),
         };
-        tokio::time::sleep(pause.max((start.elapsed() * BREATH).min(LATE))).await;
+        let pause = if woken.is_empty() { SLOW_POLL } else { (start.elapsed() * BREATH).clamp(SOON, LATE) };
+        if !woken.is_empty() {
+            wake.notify(&woken.into_iter().collect::<Vec<_>>());
+        }
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -31,8 +31,9 @@ mod worker;
 
 use tramline::model::id::Incarnation;
 
-/// On each store, in how many disturbances. On a file there are four kinds, on a server twelve: each kind comes several times.
-const STORES: [(&str, usize); 4] = [("sqlite", 60), ("postgres", 60), ("mysql", 24), ("redis", 24)];
+/// On each store, in how many disturbances. On a file and a Cluster there are four kinds, on a server twelve: each kind comes several times.
+const STORES: [(&str, usize); 5] =
+    [("sqlite", 60), ("postgres", 60), ("mysql", 24), ("redis", 24), ("redis_cluster", 12)];
 
 #[tokio::main]
 async fn main() {

@@ -7,9 +7,10 @@ use std::process::Command;
 pub(crate) struct Place {
     /// Straight to the database.
     pub(crate) url: String,
-    /// A proxy for every worker process, and the last one for the emitter; none for a file.
+    /// A proxy for every worker process, and the last one for the emitter; none for a file, nor for a Cluster, whose nodes say themselves
+    /// where they are.
     pub(crate) proxies: Vec<Proxy>,
-    /// The variable that names the program which restarts the server; none for a file.
+    /// The variable that names the program which restarts the server; none for a file or a Cluster.
     control: Option<&'static str>,
     _folder: Option<tempfile::TempDir>,
 }
@@ -21,6 +22,7 @@ impl Place {
             "postgres" => Place::postgres().await,
             "mysql" => Place::mysql().await,
             "redis" => Place::redis().await,
+            "redis_cluster" => Place::redis_cluster(),
             _ => unreachable!("{store} is no store"),
         }
     }
@@ -54,6 +56,13 @@ impl Place {
         let server = std::env::var("TRAMLINE_TEST_REDIS").expect("no Redis to test with: run ./test");
         let url = format!("{server}?name={}", name());
         Place::on_server(url, "TRAMLINE_TEST_REDIS_CTL").await
+    }
+
+    fn redis_cluster() -> Place {
+        let servers =
+            std::env::var("TRAMLINE_TEST_REDIS_CLUSTER").expect("no Redis Cluster to test with: run ./test");
+        let url = format!("{servers}?name=disturbed_{}", std::process::id());
+        Place { url, proxies: Vec::new(), control: None, _folder: None }
     }
 
     async fn on_server(url: String, control: &'static str) -> Place {

@@ -47,6 +47,11 @@ macro_rules! on_every_store {
             async fn redis() {
                 test(Bed::open(Place::Redis).await).await;
             }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn redis_cluster() {
+                test(Bed::open(Place::RedisCluster).await).await;
+            }
         }
     )*};
 }

@@ -58,6 +58,12 @@ impl Server {
         self.process.wait().unwrap();
     }
 
+    /// It answers nobody any more, and closes nothing.
+    pub(crate) fn hang(&self) {
+        let stopped = Command::new("kill").args(["-STOP", &self.process.id().to_string()]).status().unwrap();
+        assert!(stopped.success());
+    }
+
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
@@ -163,9 +169,18 @@ pub(crate) fn wait_until(what: &str, reached: impl Fn() -> bool) {
 }
 
 pub(crate) async fn subscribe(store: &RedisStore, ordering: Ordering) -> SubscriptionId {
+    subscribe_to(store, "q", "t", ordering).await
+}
+
+pub(crate) async fn subscribe_to(
+    store: &RedisStore,
+    name: &str,
+    topic: &str,
+    ordering: Ordering,
+) -> SubscriptionId {
     let put = PutSubscription {
-        name: "q".into(),
-        topics: vec!["t".into()],
+        name: name.into(),
+        topics: vec![topic.into()],
         policy: Policy { ordering, ..Policy::default() },
         start: Start::Now,
         expected: Expected::Anything,
@@ -192,9 +207,13 @@ pub(crate) async fn claim_at(
     max_events: u32,
     now: Option<Time>,
 ) -> Result<Claimed> {
-    let claim = Claim {
+    store.claim(Claim { now, ..claim_by(Incarnation::random(), subscription, max_events) }).await
+}
+
+pub(crate) fn claim_by(owner: Incarnation, subscription: SubscriptionId, max_events: u32) -> Claim {
+    Claim {
         subscription,
-        owner: Incarnation::random(),
+        owner,
         max_events,
         max_bytes: 64 << 20,
         lease: None,
@@ -202,9 +221,8 @@ pub(crate) async fn claim_at(
         share: Share::ALL,
         known: Known::All,
         single: false,
-        now,
-    };
-    store.claim(claim).await
+        now: None,
+    }
 }
 
 pub(crate) async fn done(

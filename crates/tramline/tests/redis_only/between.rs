@@ -1,16 +1,18 @@
-//! Something between a store and its server: it loses answers, and leads to another server when it is told to.
+//! Something between a store and its server: it loses answers, leads to another server or falls silent when it is told to.
 
 use crate::bed::Server;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::SeqCst};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 /// Passes everything on, until it is told which of the next answers to lose: that connection ends instead.
 pub(crate) struct Between {
     pub(crate) url: String,
     pub(crate) lose: Arc<AtomicUsize>,
     port: Arc<AtomicU16>,
+    silence: watch::Sender<()>,
 }
 
 impl Between {
@@ -18,12 +20,15 @@ impl Between {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let (lose, port) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU16::new(server.port())));
-        let between = Between { url, lose: lose.clone(), port: port.clone() };
+        let (silence, listen) = watch::channel(());
+        let between = Between { url, lose: lose.clone(), port: port.clone(), silence };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 // Where nobody listens, the connection ends at once.
                 if let Ok(server) = TcpStream::connect(("127.0.0.1", port.load(SeqCst))).await {
-                    tokio::spawn(pass_on(client, server, lose.clone()));
+                    let mut silence = listen.clone();
+                    silence.mark_unchanged();
+                    tokio::spawn(pass_on(client, server, lose.clone(), silence));
                 }
             }
         });
@@ -34,9 +39,19 @@ impl Between {
     pub(crate) fn lead_to(&self, server: &Server) {
         self.port.store(server.port(), SeqCst);
     }
+
+    /// Nothing passes on the connections that are open, and nobody is told: as when the power fails, or a wire is cut.
+    pub(crate) fn fall_silent(&self) {
+        self.silence.send_replace(());
+    }
 }
 
-async fn pass_on(client: TcpStream, server: TcpStream, lose: Arc<AtomicUsize>) {
+async fn pass_on(
+    client: TcpStream,
+    server: TcpStream,
+    lose: Arc<AtomicUsize>,
+    mut silence: watch::Receiver<()>,
+) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let asking = async { tokio::io::copy(&mut from_client, &mut to_server).await.map(|_| ()) };
@@ -54,5 +69,6 @@ async fn pass_on(client: TcpStream, server: TcpStream, lose: Arc<AtomicUsize>) {
     tokio::select! {
         _ = asking => {}
         _ = answering => {}
+        Ok(()) = silence.changed() => std::future::pending().await,
     }
 }

@@ -1,12 +1,12 @@
 //! Another server takes over: calls fail with a word that says so, nothing that was acknowledged is lost, and work goes on by itself.
 
-use crate::bed::{Server, claim, done, emit, events, subscribe};
+use crate::bed::{Server, claim, claim_by, done, emit, events, subscribe, subscribe_to};
 use crate::between::Between;
 use redis::Value;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tramline::error::{Error, Kind};
-use tramline::model::id::{EventId, SubscriptionId};
+use tramline::model::id::{EventId, Incarnation, SubscriptionId};
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
@@ -169,6 +169,130 @@ async fn numbers_that_the_new_primary_knows_nothing_of_are_not_used() {
     }
 }
 
+/// A primary, and a replica that takes over and knows nothing of what the primary was told last.
+struct Lossy {
+    server: Server,
+    other: Server,
+    name: Between,
+}
+
+impl Lossy {
+    /// The replica has what is there now, and will get no more.
+    async fn before(server: Server, name: Between) -> Lossy {
+        let other = Server::start();
+        follow(&other, &server).await;
+        until_copied(&server, &other).await;
+        other.command(&["REPLICAOF", "NO", "ONE"]).await;
+        Lossy { server, other, name }
+    }
+
+    /// It takes over. Gives another process, which has never known anything else.
+    async fn fail_over(&self) -> RedisStore {
+        follow(&self.server, &self.other).await;
+        self.name.lead_to(&self.other);
+        self.other.open().await.unwrap()
+    }
+}
+
+/// The new primary gave the number of a subscription that it knew nothing of to the next one, under the same version of the catalogue: a worker of the
+/// lost one got its events, and whoever had the old catalogue emitted past it.
+#[tokio::test]
+async fn a_subscription_that_was_lost_is_not_taken_for_the_next_one() {
+    let server = Server::start();
+    let name = Between::start(&server).await;
+    let store = RedisStore::open(name.url.parse().unwrap()).await.unwrap();
+    subscribe(&store, Ordering::None).await;
+    let lossy = Lossy::before(server, name).await;
+    let lost = subscribe_to(&store, "lost", "u", Ordering::None).await;
+    let emitted = emit(&store, vec![Event::new("u", "lost")]).await.unwrap().events[0].id;
+    let new = lossy.fail_over().await;
+    let kept = subscribe_to(&new, "kept", "u", Ordering::None).await;
+    let first = emit(&new, vec![Event::new("u", "kept")]).await.unwrap().events[0].id;
+    assert_ne!((lost, emitted), (kept, first));
+    assert!(claim(&store, lost, 10).await.is_err());
+    let (second, _) = emit_at_last(&store, || Event::new("u", "kept")).await;
+    assert_eq!(work_off(&store, kept).await, BTreeSet::from([first, second]));
+    assert!(!BTreeSet::from([first, second]).contains(&emitted));
+}
+
+/// A worker had claimed what the new primary knew nothing of, and claimed what came there next: chunk, slice and epoch had the same numbers, and
+/// what it said of the one was taken for the other.
+#[tokio::test]
+async fn a_lease_of_what_was_lost_matches_nothing() {
+    let server = Server::start();
+    let name = Between::start(&server).await;
+    let store = RedisStore::open(name.url.parse().unwrap()).await.unwrap();
+    let (id, owner) = (subscribe(&store, Ordering::None).await, Incarnation::random());
+    let lossy = Lossy::before(server, name).await;
+    emit(&store, vec![Event::new("t", "lost")]).await.unwrap();
+    let lost = store.claim(claim_by(owner, id, 10)).await.unwrap();
+    let new = lossy.fail_over().await;
+    emit(&new, vec![Event::new("t", "kept")]).await.unwrap();
+    let kept = store.claim(claim_by(owner, id, 10)).await.unwrap();
+    assert_eq!((lost.slices.len(), kept.slices.len()), (1, 1));
+    assert_ne!(lost.slices[0].lease, kept.slices[0].lease);
+    assert_eq!(done(&store, id, &lost).await.unwrap().accepted, [[false]]);
+    assert_eq!(done(&store, id, &kept).await.unwrap().accepted, [[true]]);
+}
+
+/// The new primary knows the event, and not that it was claimed. It is claimed again under another epoch, even by the same worker: what
+/// that one says of the first time is not taken for the second.
+#[tokio::test]
+async fn a_lease_that_was_lost_is_not_the_next_one_of_the_same_events() {
+    for ordering in [Ordering::None, Ordering::Key] {
+        let server = Server::start();
+        let name = Between::start(&server).await;
+        let store = RedisStore::open(name.url.parse().unwrap()).await.unwrap();
+        let (id, owner) = (subscribe(&store, ordering).await, Incarnation::random());
+        emit(&store, vec![keyed()]).await.unwrap();
+        let lossy = Lossy::before(server, name).await;
+        let lost = store.claim(claim_by(owner, id, 10)).await.unwrap();
+        lossy.fail_over().await;
+        let again = store.claim(claim_by(owner, id, 10)).await.unwrap();
+        assert_eq!((lost.slices.len(), again.slices.len()), (1, 1));
+        assert_eq!(done(&store, id, &lost).await.unwrap().accepted, [[false]], "{ordering:?}");
+        assert_eq!(done(&store, id, &again).await.unwrap().accepted, [[true]], "{ordering:?}");
+    }
+}
+
+/// A server that lost its power, or is behind a wire that was cut, ends no connection: each command waited for its answer in vain, for ever.
+#[tokio::test]
+async fn a_server_that_vanished_without_a_word_is_left() {
+    let server = Server::start();
+    let name = Between::start(&server).await;
+    let store = RedisStore::open(format!("{}?answer_ms=300", name.url).parse().unwrap()).await.unwrap();
+    let id = subscribe(&store, Ordering::None).await;
+    let unkeyed = || Event::new("t", "x");
+    for _ in 0..2 {
+        emit(&store, vec![unkeyed()]).await.unwrap();
+    }
+    let claimed = claim(&store, id, 10).await.unwrap();
+    name.fall_silent();
+    // What was sent is not sent again, because whether it was stored is open.
+    let (emitted, errors) = emit_at_last(&store, unkeyed).await;
+    assert!(errors.len() <= 1, "{errors:?}");
+    name.fall_silent();
+    // What only reads is asked again by itself.
+    store.now().await.unwrap();
+    assert_eq!(done(&store, id, &claimed).await.unwrap().accepted.concat(), [true, true]);
+    assert_eq!(work_off(&store, id).await, BTreeSet::from([emitted]));
+}
+
+/// Six tries of ten seconds each were a minute.
+#[tokio::test]
+async fn a_call_gives_up_after_two_answers_did_not_come() {
+    let server = Server::start();
+    let answer = Duration::from_millis(500);
+    let store = RedisStore::open(format!("{}?answer_ms=500", server.url()).parse().unwrap()).await.unwrap();
+    subscribe(&store, Ordering::None).await;
+    server.hang();
+    for _ in 0..2 {
+        let start = Instant::now();
+        assert_eq!(store.now().await.unwrap_err().kind(), Kind::Unavailable);
+        assert!(start.elapsed() < answer * 4, "{:?}", start.elapsed());
+    }
+}
+
 #[tokio::test]
 async fn connections_that_an_operator_ends_come_back() {
     let server = Server::start();
@@ -231,9 +355,12 @@ impl Cluster {
         Cluster { primary, replica }
     }
 
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{},127.0.0.1:{}", self.primary.port(), self.replica.port())
+    }
+
     async fn open(&self) -> Result<RedisStore> {
-        let url = format!("redis://127.0.0.1:{},127.0.0.1:{}", self.primary.port(), self.replica.port());
-        RedisStore::open(url.parse()?).await
+        RedisStore::open(self.url().parse()?).await
     }
 }
 
@@ -283,6 +410,23 @@ async fn a_cluster_whose_primary_died_says_so_until_another_has_taken_over() {
     cluster.primary.kill();
     let error = emit(&store, events(1)).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
+    cluster.replica.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]).await;
+    until_primary(&cluster.replica).await;
+    let (acknowledged, _) = emit_at_last(&store, || Event::new("t", "x")).await;
+    let ran = work_off(&store, id).await;
+    assert!(ran.len() >= 101 && ran.contains(&acknowledged), "{}", ran.len());
+}
+
+/// The node closes nothing, so that the client stayed with it although its slots were elsewhere.
+#[tokio::test]
+async fn a_node_that_hangs_is_left_for_the_one_that_took_over() {
+    let cluster = Cluster::start().await;
+    let url = cluster.url();
+    let store = RedisStore::open(format!("{url}?answer_ms=500").parse().unwrap()).await.unwrap();
+    let id = subscribe(&store, Ordering::None).await;
+    emit(&store, events(100)).await.unwrap();
+    until_copied(&cluster.primary, &cluster.replica).await;
+    cluster.primary.hang();
     cluster.replica.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]).await;
     until_primary(&cluster.replica).await;
     let (acknowledged, _) = emit_at_last(&store, || Event::new("t", "x")).await;

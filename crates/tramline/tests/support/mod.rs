@@ -91,6 +91,13 @@ macro_rules! on_every_store {
                 test(&bench).await;
                 fresh.close().await;
             }
+
+            #[tokio::test]
+            async fn redis_cluster() {
+                let (bench, fresh) = Bench::on(support::stores::Place::RedisCluster).await;
+                test(&bench).await;
+                fresh.close().await;
+            }
         }
     )*};
 }

@@ -170,6 +170,7 @@ impl RedisStore {
         if emit.units.iter().flatten().any(|event| event.key.is_some()) {
             return Ok(None);
         }
+        let Some(breaks) = self.is_assured() else { return Ok(None) };
         let Some(now) = emit.now.or_else(|| self.at_once.clock.now()) else { return Ok(None) };
         let mut ahead = self.at_once.ahead.lock().await;
         let Some(chunk) = ahead.chunk.clone() else { return Ok(None) };
@@ -183,7 +184,7 @@ impl RedisStore {
         let wake: Vec<SubscriptionId> = wake.into_iter().collect();
         let hint = self.at_once.speech.hint(emit.units.len(), &wake);
         let said = hint.as_ref().map(|(_, hint)| (self.wake_channel(), hint.as_str()));
-        let mut commit = Box::pin(self.commit(&seen, left.writes, Step::Add(b""), said));
+        let mut commit = Box::pin(self.commit(&seen, left.writes, Step::Add(b""), breaks, said));
         // It is on its way before the next one is decided, so that they arrive in this order.
         let sent = poll_fn(|cx| Poll::Ready(commit.as_mut().poll(cx))).await;
         ahead.chunk = Some(next);
@@ -219,6 +220,7 @@ impl RedisStore {
         if settle.results.is_empty() || !settle.results.iter().all(SettleSlice::is_all_done) {
             return Ok(None);
         }
+        let Some(breaks) = self.is_assured() else { return Ok(None) };
         let leases = || settle.results.iter().map(|result| &result.lease);
         let Some(now) = settle.now.or_else(|| self.at_once.clock.now()) else { return Ok(None) };
         let Some(rows) = self.at_once.rows(leases()) else { return Ok(None) };
@@ -239,7 +241,7 @@ impl RedisStore {
         let lanes = left.writes.fields_under(&lanes_key);
         // Whatever comes of it, what was known is not so any more.
         self.at_once.forget(leases());
-        match self.commit(&seen, left.writes, Step::Write(b""), None).await? {
+        match self.commit(&seen, left.writes, Step::Write(b""), breaks, None).await? {
             Ended::Done(time) => {
                 self.at_once.clock.set(time);
                 self.at_once.remember(rest.into_iter());
@@ -279,6 +281,7 @@ impl RedisStore {
 
     /// Claims where that is plain; `None` if nothing has happened and it has to be done as every other step.
     pub(super) async fn claim_at_once(&self, claim: &Claim) -> Result<Option<(RawClaim, Arc<Catalog>)>> {
+        let Some(breaks) = self.is_assured() else { return Ok(None) };
         let catalog = self.cache.get();
         let Ok(subscription) = catalog.require_subscription(claim.subscription) else { return Ok(None) };
         let policy = &subscription.policy;
@@ -307,8 +310,9 @@ impl RedisStore {
             number.to_string().into_bytes(),
             SLICE_BYTES.to_string().into_bytes(),
             CHUNK_BYTES.to_string().into_bytes(),
+            self.numbers.epoch().to_string().into_bytes(),
         ];
-        let Some(answer) = self.link.claim(&self.turn(), &words).await? else { return Ok(None) };
+        let Some(answer) = self.link.claim(&self.turn(), &words, breaks).await? else { return Ok(None) };
         let mut raw = self.claimed(answer)?;
         raw.until = Time(raw.now.0.saturating_add(lease));
         if !raw.missing().is_empty() {

@@ -90,7 +90,7 @@ fn take_all(
     raw: &mut RawClaim,
 ) -> Result<bool> {
     for _ in 0..ROUNDS {
-        let mut taker = Taker::new(claim, policy, session.now);
+        let mut taker = Taker { epoch: session.least_epoch(), ..Taker::new(claim, policy, session.now) };
         if policy.is_ordered() {
             if !order::claim(session, claim, policy, &mut taker, raw)? {
                 return Ok(false);

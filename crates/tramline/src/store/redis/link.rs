@@ -24,16 +24,15 @@ struct Script {
 /// A connection that comes back by itself. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Link {
-    connection: Connection,
+    connection: Arc<Connection>,
     scripts: Arc<Scripts>,
-    /// How often something went wrong: what a server said before may be unknown to the one that answers now.
-    breaks: Arc<AtomicU64>,
 }
 
 struct Scripts {
     read: Script,
     commit: Script,
     claim: Script,
+    renumber: Script,
     small: Script,
 }
 
@@ -89,6 +88,8 @@ pub(super) struct Commit<'a> {
     pub(super) meta: &'a [u8],
     /// It is done on a server that is full, too.
     pub(super) when_full: bool,
+    /// It is done only if nothing went wrong since this was so.
+    pub(super) breaks: u64,
     /// Sorted, so that fields of one hash are read together.
     pub(super) reads: &'a [(&'a Command, &'a [u8])],
     pub(super) writes: &'a [Command],
@@ -97,19 +98,20 @@ pub(super) struct Commit<'a> {
 impl Link {
     pub(super) async fn open(options: &RedisOptions) -> Result<Link> {
         crate::tls::prepare();
-        let connection = Connection::open(options).await?;
+        let connection = Arc::new(Connection::open(options).await?);
         let scripts = Scripts {
             read: Script::new(include_str!("scripts/read.lua")),
             commit: Script::new(include_str!("scripts/commit.lua")),
             claim: Script::new(include_str!("scripts/claim.lua")),
+            renumber: Script::new(include_str!("scripts/renumber.lua")),
             small: Script::new(include_str!("scripts/small.lua")),
         };
-        Ok(Link { connection, scripts: Arc::new(scripts), breaks: Arc::default() })
+        Ok(Link { connection, scripts: Arc::new(scripts) })
     }
 
     /// Grows when something goes wrong.
     pub(super) fn breaks(&self) -> Arc<AtomicU64> {
-        self.breaks.clone()
+        self.connection.breaks()
     }
 
     /// Reads at one moment. What only reads may be repeated.
@@ -163,7 +165,7 @@ impl Link {
         commit.writes.iter().for_each(|command| add(&mut call, command));
         let mut nothing = self.scripts.commit.call(&[commit.turn, commit.meta]);
         nothing.arg("").arg(self.connection.kind()).arg("").arg(0);
-        let answer = match self.once(&self.scripts.commit, &call, &nothing).await? {
+        let answer = match self.once(&self.scripts.commit, &call, &nothing, commit.breaks).await? {
             Sent::Answered(answer) => answer,
             Sent::Refused(error) => return Ok(Ended::Refused(error)),
         };
@@ -181,7 +183,12 @@ impl Link {
     }
 
     /// A claim in one script: its answer, or nothing if it has to be done in steps.
-    pub(super) async fn claim(&self, turn: &[u8], words: &[Vec<u8>]) -> Result<Option<Vec<Value>>> {
+    pub(super) async fn claim(
+        &self,
+        turn: &[u8],
+        words: &[Vec<u8>],
+        breaks: u64,
+    ) -> Result<Option<Vec<Value>>> {
         let mut call = self.scripts.claim.call(&[turn]);
         for word in words {
             call.arg(word.as_slice());
@@ -189,9 +196,21 @@ impl Link {
         // No catalogue has this version, so it gives up at once.
         let mut nothing = self.scripts.claim.call(&[turn]);
         nothing.arg(words.first().map(Vec::as_slice).unwrap_or_default()).arg("");
-        match self.once(&self.scripts.claim, &call, &nothing).await? {
+        match self.once(&self.scripts.claim, &call, &nothing, breaks).await? {
             Sent::Answered(Value::Array(answer)) => Ok(Some(answer)),
             _ => Ok(None),
+        }
+    }
+
+    /// Leaves numbers out if another server, or the same one after a new start, goes on with the store: what it does not know of may be in
+    /// use. May be repeated.
+    /// Gives the least epoch of what is claimed from now on.
+    pub(super) async fn renumber(&self, meta: &[u8], slices: &[u8], words: &[String]) -> Result<i64> {
+        let mut call = self.scripts.renumber.call(&[meta, slices]);
+        call.arg(words);
+        match self.repeatable(&self.scripts.renumber, &call).await? {
+            Value::Int(epoch) => Ok(epoch),
+            _ => Err(strange()),
         }
     }
 
@@ -212,10 +231,14 @@ impl Link {
     }
 
     /// A call that must not be repeated as it is: it may rest on what another server has said, such as numbers that are new only there.
-    /// `nothing` is a call that does nothing.
-    async fn once(&self, script: &Script, call: &Cmd, nothing: &Cmd) -> Result<Sent> {
-        match self.connection.send_once(call, &self.breaks).await {
-            Ok(answer) => Ok(Sent::Answered(answer)),
+    /// So nothing may have gone wrong since `breaks` was what it is. `nothing` is a call that does nothing.
+    async fn once(&self, script: &Script, call: &Cmd, nothing: &Cmd, breaks: u64) -> Result<Sent> {
+        match self.connection.send_once(call, breaks).await {
+            Ok(Some(answer)) => Ok(Sent::Answered(answer)),
+            Ok(None) => Ok(Sent::Refused(Error::unavailable(
+                "the connection to Redis was lost",
+                "check that Redis runs and can be reached; work goes on by itself",
+            ))),
             Err(error) if is_unknown(&error) => {
                 self.send(&script.in_full(nothing)).await?;
                 Ok(Sent::Refused(error.into()))
@@ -227,7 +250,7 @@ impl Link {
 
     /// One command that may be repeated.
     pub(super) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
-        self.connection.send(command, &self.breaks).await
+        self.connection.send(command).await
     }
 }
 

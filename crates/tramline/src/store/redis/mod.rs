@@ -44,6 +44,7 @@ mod order;
 mod pack;
 mod push;
 mod remote;
+mod renumber;
 mod rows;
 mod rules;
 mod schedule;
@@ -71,6 +72,7 @@ use crate::store::retention::Round;
 use crate::wake::relay::Voice;
 use at_once::AtOnce;
 use link::Link;
+use renumber::Assured;
 use session::{Numbers, Session};
 
 /// A store in Redis.
@@ -80,6 +82,7 @@ pub struct RedisStore {
     options: RedisOptions,
     cache: CatalogCache,
     numbers: Numbers,
+    assured: Assured,
     round: Round,
     at_once: AtOnce,
     /// Names this store among all that are open on the server.
@@ -101,10 +104,13 @@ impl RedisStore {
             options,
             cache: CatalogCache::default(),
             numbers,
+            assured: Assured::default(),
             round: Round::default(),
             at_once: AtOnce::default(),
             incarnation: Incarnation::random(),
         };
+        // In a store of a newer version nothing is written.
+        store.read(None, opening::mark).await?;
         store.write(None, opening::mark).await?;
         Ok(store)
     }

@@ -27,18 +27,43 @@ impl Node {
 pub(super) async fn check(link: &Link, cluster: bool) -> Result<()> {
     let nodes = nodes(link).await?;
     judge(&nodes, cluster)?;
-    if nodes.is_empty() {
-        tracing::warn!(
-            "this user may not ask Redis for INFO: whether it is new enough, throws events away when it is full or keeps them when it \
-             stops is not checked; allow INFO, or see to maxmemory-policy noeviction and appendonly yes"
-        );
-    }
-    if nodes.iter().any(|node| node.field("aof_enabled") == Some("0")) {
-        tracing::warn!(
-            "Redis keeps no append-only file: what was emitted since its last snapshot is lost when it stops; set appendonly yes"
-        );
+    let (save, appendfsync) = (setting(link, "save").await, setting(link, "appendfsync").await);
+    for warning in warnings(&nodes, save.as_deref(), appendfsync.as_deref()) {
+        tracing::warn!("{warning}");
     }
     Ok(())
+}
+
+/// What may be lost, and what to do about it: by what the servers say, when they make snapshots and how often they sync their append-only
+/// file, as far as this user may know.
+fn warnings(nodes: &[Node], save: Option<&str>, appendfsync: Option<&str>) -> Vec<&'static str> {
+    let has = |value: &str| nodes.iter().any(|node| node.field("aof_enabled") == Some(value));
+    let unknown = nodes.is_empty().then_some(
+        "this user may not ask Redis for INFO: whether it is new enough, throws events away when it is full or keeps them when it \
+         stops is not checked; allow INFO, or see to maxmemory-policy noeviction and appendonly yes",
+    );
+    let file = has("0").then_some(match save {
+        Some("") => "Redis keeps nothing on its disk: everything is lost when it stops; set appendonly yes",
+        Some(_) => {
+            "Redis keeps no append-only file: what was emitted since its last snapshot is lost when it stops; set appendonly yes"
+        }
+        None => {
+            "Redis keeps no append-only file: what was emitted since its last snapshot, if it makes any, is lost when it stops; set \
+             appendonly yes"
+        }
+    });
+    let sync = match appendfsync.filter(|_| has("1")) {
+        Some("everysec") => Some(
+            "Redis syncs its append-only file once a second: up to a second of acknowledged events may be lost on a power cut; where \
+             that cannot be borne, set appendfsync always",
+        ),
+        Some("no") => Some(
+            "Redis leaves it to the system when its append-only file is synced: half a minute of acknowledged events may be lost on a \
+             power cut; set appendfsync always, or everysec",
+        ),
+        _ => None,
+    };
+    unknown.into_iter().chain(file).chain(sync).collect()
 }
 
 /// What a server has to be. What cannot be found out (a service may hide it) is not held against it.
@@ -141,8 +166,40 @@ fn parse(version: &str) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
+    fn node(info: &str) -> Node {
+        Node { address: String::new(), info: fields(info) }
+    }
+
     fn judged(info: &str, cluster: bool) -> bool {
-        judge(&[Node { address: String::new(), info: fields(info) }], cluster).is_ok()
+        judge(&[node(info)], cluster).is_ok()
+    }
+
+    /// What is warned of, for an append-only file that is on or off.
+    fn warned(aof: &str, save: Option<&str>, appendfsync: Option<&str>) -> Vec<&'static str> {
+        warnings(&[node(&format!("aof_enabled:{aof}"))], save, appendfsync)
+    }
+
+    #[test]
+    fn what_a_server_may_lose_is_said_at_the_start() {
+        assert_eq!(warned("1", Some(""), Some("always")), [""; 0]);
+        assert_eq!(warned("1", None, None), [""; 0]);
+        for (appendfsync, loses) in [("everysec", "up to a second"), ("no", "half a minute")] {
+            let [warning] = warned("1", Some("3600 1"), Some(appendfsync))[..] else { panic!("not one") };
+            assert!(warning.contains(loses) && warning.contains("appendfsync always"), "{warning}");
+        }
+        let saves =
+            [(Some("3600 1"), "since its last snapshot is lost"), (Some(""), "everything"), (None, "if it")];
+        for (save, loses) in saves {
+            let [warning] = warned("0", save, Some("everysec"))[..] else { panic!("not one") };
+            assert!(warning.contains(loses) && warning.contains("appendonly yes"), "{warning}");
+        }
+        assert!(warnings(&[], None, None)[0].contains("INFO"));
+    }
+
+    #[test]
+    fn one_node_that_keeps_nothing_is_enough() {
+        let nodes = [node("aof_enabled:1"), node("aof_enabled:0")];
+        assert_eq!(warnings(&nodes, Some(""), Some("no")).len(), 2);
     }
 
     #[test]

@@ -2,12 +2,16 @@
 
 use crate::error::{Error, Result};
 use std::str::FromStr;
+use std::time::Duration;
 use url::Url;
 
 /// What a store is called unless it is told.
 const NAME: &str = "tramline";
 /// How long a name may be: the channel of the wake-ups is called after it.
 const LONGEST: usize = 50;
+/// How long an answer may take unless it is told, and what it can be told.
+const ANSWER_MS: u64 = 5_000;
+const ANSWERS_MS: std::ops::RangeInclusive<u64> = 50..=60_000;
 /// The port of Redis unless one is named.
 const PORT: u16 = 6379;
 
@@ -18,12 +22,15 @@ const PORT: u16 = 6379;
 /// Tramline's own, and there are no others:
 ///
 /// - `name`: what all keys of the store begin with, in braces; `tramline` unless set. Stores of different names know nothing of each other
+/// - `answer_ms`: how long an answer may take before the server is taken for lost and a new connection is made; 5,000 unless set.
+///   Connecting may take half of that, and a call fails after twice that at the latest
 #[derive(Clone)]
 pub struct RedisOptions {
     /// One URL per host, as the driver reads them.
     pub(super) nodes: Vec<String>,
     pub(super) cluster: bool,
     pub(super) name: String,
+    pub(super) answer: Duration,
 }
 
 impl RedisOptions {
@@ -86,25 +93,30 @@ impl FromStr for RedisOptions {
             let port = url.port().unwrap_or(PORT);
             Ok(format!("{plain}://{user}{}:{port}{path}", url.host_str().unwrap_or_default()))
         };
-        Ok(RedisOptions {
-            nodes: hosts.into_iter().map(node).collect::<Result<_>>()?,
-            cluster,
-            name: name(query)?,
-        })
+        let nodes = hosts.into_iter().map(node).collect::<Result<_>>()?;
+        let (name, answer) = parameters(query)?;
+        Ok(RedisOptions { nodes, cluster, name, answer })
     }
 }
 
-fn name(query: &str) -> Result<String> {
-    let mut name = NAME.to_owned();
+fn parameters(query: &str) -> Result<(String, Duration)> {
+    let (mut name, mut answer) = (NAME.to_owned(), ANSWER_MS);
     for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
-        if key != "name" {
-            return Err(Error::invalid(
-                format!("the URL has the unknown parameter {key:?}"),
-                "the only one is name",
-            ));
+        match &*key {
+            "name" => name = checked_name(value.into_owned())?,
+            "answer_ms" => answer = checked_answer(&value)?,
+            _ => {
+                return Err(Error::invalid(
+                    format!("the URL has the unknown parameter {key:?}"),
+                    "there are name and answer_ms",
+                ));
+            }
         }
-        name = value.into_owned();
     }
+    Ok((name, Duration::from_millis(answer)))
+}
+
+fn checked_name(name: String) -> Result<String> {
     let fine = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.len() > LONGEST || !name.chars().all(fine) {
         return Err(Error::invalid(
@@ -113,6 +125,14 @@ fn name(query: &str) -> Result<String> {
         ));
     }
     Ok(name)
+}
+
+fn checked_answer(text: &str) -> Result<u64> {
+    let answer = text.parse().ok().filter(|answer| ANSWERS_MS.contains(answer));
+    answer.ok_or_else(|| {
+        let what = format!("an answer of Redis cannot be waited for {text:?} milliseconds");
+        Error::invalid(what, "use 50 to 60000")
+    })
 }
 
 fn bad(what: &str) -> Error {
@@ -134,15 +154,16 @@ mod tests {
         assert_eq!(one.name, "a.b");
         let three = read("rediss://a:1,b:2,c/").unwrap();
         assert_eq!(three.nodes, ["rediss://a:1/", "rediss://b:2/", "rediss://c:6379/"]);
-        assert!(three.cluster && three.name == "tramline");
+        assert!(three.cluster && three.name == "tramline" && three.answer == Duration::from_secs(5));
         assert!(read("redis+cluster://a:1").unwrap().cluster);
+        assert_eq!(read("redis://a?answer_ms=200").unwrap().answer, Duration::from_millis(200));
     }
 
     #[test]
     fn what_cannot_be_meant_is_refused() {
-        for url in
-            ["redis://", "http://a", "redis://a/x", "redis://a,b/1", "redis://a?name={}", "redis://a?nme=x"]
-        {
+        let addresses = ["redis://", "http://a", "redis://a/x", "redis://a,b/1"];
+        let parameters = ["redis://a?name={}", "redis://a?nme=x", "redis://a?answer_ms=1"];
+        for url in addresses.into_iter().chain(parameters) {
             assert!(read(url).is_err(), "{url}");
         }
     }

@@ -18,7 +18,7 @@ use crate::store::tally::Ended;
 use redis::Value;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What was read so far: replies, and what they are known by when the server checks whether they still hold.
@@ -49,6 +49,8 @@ pub(super) struct Session<'a> {
 #[derive(Debug)]
 pub(super) struct Numbers {
     drawn: Mutex<Drawn>,
+    /// The least epoch of what is claimed from now on.
+    epoch: AtomicI64,
     /// Grows when something goes wrong.
     breaks: Arc<AtomicU64>,
 }
@@ -63,11 +65,19 @@ struct Drawn {
 
 impl Numbers {
     pub(super) fn new(breaks: Arc<AtomicU64>) -> Numbers {
-        Numbers { drawn: Mutex::default(), breaks }
+        Numbers { drawn: Mutex::default(), epoch: AtomicI64::default(), breaks }
     }
 
     pub(super) fn breaks(&self) -> u64 {
         self.breaks.load(SeqCst)
+    }
+
+    pub(super) fn epoch(&self) -> i64 {
+        self.epoch.load(SeqCst)
+    }
+
+    pub(super) fn begin_epoch(&self, epoch: i64) {
+        self.epoch.store(epoch, SeqCst);
     }
 
     /// Takes some, and gives the first. None of before something went wrong: a server that has taken over may not know that they were
@@ -93,20 +103,13 @@ impl Numbers {
 /// the same again, else it would never have read enough.
 pub(super) struct Draws<'a> {
     numbers: &'a Numbers,
-    breaks: u64,
     /// How many were drawn each time, and the first of them.
     drawn: Mutex<Vec<(i64, i64)>>,
 }
 
 impl<'a> Draws<'a> {
     pub(super) fn new(numbers: &'a Numbers) -> Draws<'a> {
-        Draws { numbers, breaks: numbers.breaks(), drawn: Mutex::default() }
-    }
-
-    /// True if something went wrong since the step began, and it has numbers that another server may not know of.
-    pub(super) fn are_doubtful(&self) -> bool {
-        let drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
-        !drawn.is_empty() && self.breaks != self.numbers.breaks()
+        Draws { numbers, drawn: Mutex::default() }
     }
 
     fn get(&self, at: usize, count: i64) -> Option<i64> {
@@ -404,6 +407,11 @@ impl<'a> Session<'a> {
             self.numbers_wanted.set(count as i64);
             unread()
         })
+    }
+
+    /// Under which epoch things are claimed at least.
+    pub(super) fn least_epoch(&self) -> i64 {
+        self.draws.numbers.epoch()
     }
 
     /// Says that all of these will be read, so that they are read together.

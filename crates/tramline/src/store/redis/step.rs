@@ -9,6 +9,7 @@ use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use redis::Value;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 /// How often a step begins anew, and how often it waits for somebody else's turn: longer than a turn lasts.
@@ -131,6 +132,7 @@ impl RedisStore {
         step: &impl Fn(&Session<'_>) -> Result<T>,
         kind: Step<'_>,
     ) -> Result<Tried<T>> {
+        let breaks = if kind == Step::Read { self.numbers.breaks() } else { self.assured().await? };
         let mut seen = Seen::new();
         let (time, catalog) = self.begin(&mut seen, self.first_reads(now, step)).await?;
         let draws = Draws::new(&self.numbers);
@@ -152,12 +154,9 @@ impl RedisStore {
             if kind == Step::Read || (trips == 0 && writes.is_empty()) {
                 return Ok(Tried::Over(result));
             }
-            if draws.are_doubtful() {
-                return Ok(Tried::Changed);
-            }
             let next_chunk = writes.field(&self.key("meta"), b"chunk").map(<[u8]>::to_vec);
             let lanes = writes.fields_under(&self.key("lanes:"));
-            return Ok(match self.commit(&seen, writes, kind, None).await? {
+            return Ok(match self.commit(&seen, writes, kind, breaks, None).await? {
                 Ended::Done(time) => {
                     self.at_once.clock.set(time);
                     self.at_once.remember_lanes(lanes);
@@ -174,12 +173,14 @@ impl RedisStore {
         Err(Error::unavailable("a step in Redis never came to its end", "report this"))
     }
 
-    /// Writes what a step decided, if all that it has seen is still so, and says something on a channel.
+    /// Writes what a step decided, if all that it has seen is still so and nothing went wrong since `breaks` was what it is, and says
+    /// something on a channel.
     pub(super) async fn commit(
         &self,
         seen: &Seen,
         writes: Writes,
         kind: Step<'_>,
+        breaks: u64,
         said: Option<(String, &str)>,
     ) -> Result<Ended> {
         let (name, when_full) = match kind {
@@ -196,7 +197,8 @@ impl RedisStore {
         let (turn, meta, mut writes) = (self.turn(), self.key("meta"), writes.commands(when_full));
         writes
             .extend(said.map(|(channel, hint)| ["PUBLISH", &channel, hint].map(|word| word.into()).to_vec()));
-        let commit = Commit { name, turn: &turn, meta: &meta, when_full, reads: &reads, writes: &writes };
+        let (reads, writes) = (&reads[..], &writes[..]);
+        let commit = Commit { name, turn: &turn, meta: &meta, when_full, breaks, reads, writes };
         self.link.commit(&commit).await
     }
 
@@ -271,7 +273,7 @@ impl RedisStore {
     pub(super) async fn draw_numbers(&self, wanted: i64) -> Result<()> {
         let count = wanted + NUMBERS;
         let words = [b"INCRBY".to_vec(), self.key("slices"), count.to_string().into_bytes()];
-        let breaks = self.numbers.breaks();
+        let breaks = self.assured().await?;
         let Value::Int(last) = self.link.small(&self.key("meta"), &words).await? else {
             return Err(Error::unavailable("Redis gave no number", "see the server's log"));
         };
@@ -322,7 +324,8 @@ impl Drop for Turn {
 }
 
 async fn end_turn(link: &Link, turn: &[u8], meta: &[u8], name: &[u8]) {
-    let commit = Commit { name, turn, meta, when_full: true, reads: &[], writes: &[] };
+    let breaks = link.breaks().load(SeqCst);
+    let commit = Commit { name, turn, meta, when_full: true, breaks, reads: &[], writes: &[] };
     if let Err(error) = link.commit(&commit).await {
         tracing::debug!(error = %error, "a turn ends by itself");
     }

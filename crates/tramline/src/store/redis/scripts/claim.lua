@@ -2,7 +2,7 @@
 -- holds too much. The same as `claim.rs` would take. Gives 'slow' when something else has to be decided, before anything is written.
 -- KEYS[1]: who has the turn. ARGV: the beginning of all keys; the version of the catalogue; the subscription; the packed owner; the length of
 -- the lease; how many events and bytes; the time, unless it is the server's; a number for a new slice; what a slice weighs; how many
--- bytes of chunks are given. Gives the time; the next time at which something is due, or nothing; chunk, number and row of each slice; chunk
+-- bytes of chunks are given; the least epoch. Gives the time; the next time at which something is due, or nothing; chunk, number and row of each slice; chunk
 -- numbers and chunks.
 local prefix, id = ARGV[1], ARGV[3]
 if redis.call('GET', KEYS[1]) then return 'slow' end
@@ -136,7 +136,7 @@ local function take(member, pos_at, pos_end)
         mask, count, added = mine, events, 1
     end
     local leased = sub(row, 1, state_at - 1) .. pack(1) .. sub(row, lane_at, mask_at - 1) .. mask .. pack(lease_end)
-        .. sub(row, rest_at, epoch_at - 1) .. pack(epoch + 1) .. ARGV[4] .. sub(row, flags_at)
+        .. sub(row, rest_at, epoch_at - 1) .. pack(math.max(epoch + 1, tonumber(ARGV[12]))) .. ARGV[4] .. sub(row, flags_at)
     local place = tuple(1) .. sub(member, #tuple(0) + 1, pos_at - 1) .. tuple(lease_end) .. sub(member, pos_end, load - 1) .. tuple(count)
     new[#new + 1], new[#new + 2] = '0', place
     sets[#sets + 1] = {key, field, leased}

@@ -1,0 +1,63 @@
+//! Numbers after a loss: those that were given by a server whose last moments another one does not know of are not given again.
+
+use super::RedisStore;
+use super::connection::TRIES;
+use crate::error::Result;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// How many numbers of a counter are left out at least: more than can be given in the moments that a fail-over loses. And how many at random
+/// beyond that, by a power of two: two fail-overs in a row that lose each other must not leave out the same ones.
+const LEAST: u64 = 1 << 24;
+const RANDOM: [(&str, u32); 5] =
+    [("topic", 24), ("subscription", 24), ("epoch", 24), ("tally", 32), ("chunk", 32)];
+const SLICES: u32 = 32;
+/// So often nothing goes wrong.
+const NEVER: u64 = u64::MAX;
+
+/// When it was last made sure that the server knows all numbers that it gave, or leaves out those that it may not.
+#[derive(Debug)]
+pub(super) struct Assured(AtomicU64);
+
+impl Default for Assured {
+    /// A process that has just started knows nothing of what went wrong before.
+    fn default() -> Assured {
+        Assured(AtomicU64::new(NEVER))
+    }
+}
+
+impl RedisStore {
+    /// How often something went wrong, if it was made sure since then that numbers are new.
+    pub(super) fn is_assured(&self) -> Option<u64> {
+        let breaks = self.numbers.breaks();
+        (self.assured.0.load(SeqCst) == breaks).then_some(breaks)
+    }
+
+    /// The same; it is made sure where it was not.
+    pub(super) async fn assured(&self) -> Result<u64> {
+        for _ in 0..TRIES {
+            if let Some(breaks) = self.is_assured() {
+                return Ok(breaks);
+            }
+            let (breaks, before) = (self.numbers.breaks(), self.assured.0.load(SeqCst));
+            let words = left_out(if before == NEVER { "" } else { "again" });
+            let epoch = self.link.renumber(&self.key("meta"), &self.key("slices"), &words).await?;
+            self.numbers.begin_epoch(epoch);
+            self.assured.0.store(breaks, SeqCst);
+        }
+        // What is sent now is refused if something goes wrong again and again.
+        Ok(self.assured.0.load(SeqCst))
+    }
+}
+
+/// What the script takes.
+fn left_out(again: &str) -> Vec<String> {
+    let mut words = vec![again.to_owned(), random(62).to_string(), (LEAST + random(SLICES)).to_string()];
+    for (counter, bits) in RANDOM {
+        words.extend([counter.to_owned(), (LEAST + random(bits)).to_string()]);
+    }
+    words
+}
+
+fn random(bits: u32) -> u64 {
+    getrandom::u64().unwrap_or(0) >> (64 - bits)
+}
