@@ -8,7 +8,7 @@ use tramline::model::mask::Mask;
 use tramline::model::rule::RuleKind;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
-use tramline::store::verbs::{Claim, RuleEnd, SetRule, Sweep};
+use tramline::store::verbs::{Claim, Emit, RuleEnd, SetRule, Sweep};
 
 /// A busy queue has far more that is not due than what is, and must not read it.
 #[tokio::test]
@@ -57,6 +57,25 @@ async fn the_server_splits_masks_as_the_program_does() {
         }
     }
     pool.close().await;
+    store.close().await;
+}
+
+/// Small slices came first, so several large ones were locked for the rest; the second one was taken with no events of it.
+#[tokio::test]
+async fn what_is_locked_beyond_what_is_wanted_is_not_taken() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await.id;
+    store.emit(event("small")).await.unwrap();
+    for _ in 0..3 {
+        let unit = (0..64).map(|_| event("large")).collect();
+        store.store.emit(Emit { units: vec![unit], now: None }).await.unwrap();
+    }
+    let first = store.claim(queue, 5).await;
+    let counts: Vec<usize> = first.slices.iter().map(|slice| slice.events.len()).collect();
+    assert_eq!(counts, [1, 4]);
+    let rest = store.claim(queue, 1_000).await;
+    assert_eq!(ids(&rest).len(), 3 * 64 - 4);
+    assert!(rest.slices.iter().all(|slice| !slice.events.is_empty()));
     store.close().await;
 }
 

@@ -86,7 +86,7 @@ BEGIN
                 WHERE s.subscription = of_subscription AND s.state = 0 AND s.lane = 0 AND s.rank = place AND s.pos <= moment
                 ORDER BY s.pos LIMIT batch FOR UPDATE SKIP LOCKED
             LOOP
-                EXIT WHEN heavy >= weight;
+                EXIT WHEN events >= wanted OR heavy >= weight;
                 rows := rows + 1;
                 mine := found.mask;
                 IF events + found.count > wanted THEN
