@@ -110,8 +110,8 @@ struct Flushing {
 }
 
 impl Flushing {
-    fn begin(inner: &Arc<Inner>, queue: &mut Queue, line: usize) -> Flushing {
-        queue.lines[line].flushing = Flush::Quick;
+    fn begin(inner: &Arc<Inner>, queue: &mut Queue, line: usize, flush: Flush) -> Flushing {
+        queue.lines[line].flushing = flush;
         Flushing { inner: inner.clone(), line, ran: false, over: false }
     }
 
@@ -151,6 +151,7 @@ async fn flush_all(mut flushing: Flushing) {
             if group.is_empty() {
                 return flushing.end(&mut queue);
             }
+            queue.lines[flushing.line].flushing = Flush::Quick;
             group
         };
         match write(flushing, group).await {
@@ -171,7 +172,6 @@ async fn write(mut flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> 
     flushing.is(Flush::Slow);
     flushing.inner.start_flushing();
     if tokio::time::timeout(SLOW, &mut writing).await.is_ok() {
-        flushing.is(Flush::Quick);
         return Some(flushing);
     }
     // Somebody holds a key that is in the group. Others need not wait for that: another task takes this one's place.
@@ -189,7 +189,8 @@ impl Inner {
         }
         let free = queue.free_line(unit.len())?;
         let own = queue.line_of(unit).filter(|own| queue.lines[*own].flushing == Flush::Idle);
-        Some(Flushing::begin(self, &mut queue, own.unwrap_or(free)))
+        // Nobody may rely on the caller's future: it may not be polled for long, because its task waits for another emit.
+        Some(Flushing::begin(self, &mut queue, own.unwrap_or(free), Flush::Slow))
     }
 
     fn join(self: &Arc<Self>, waiting: Waiting) {
@@ -204,7 +205,7 @@ impl Inner {
         let flushing = {
             let mut queue = self.queue();
             let Some(line) = queue.free_line(0).filter(|_| !queue.is_empty()) else { return };
-            Flushing::begin(self, &mut queue, line)
+            Flushing::begin(self, &mut queue, line, Flush::Quick)
         };
         // A task of its own and not the caller's future, which may be dropped while others depend on the group.
         runtime.spawn(flush_all(flushing));

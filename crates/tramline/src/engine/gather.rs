@@ -44,7 +44,7 @@ pub(super) enum Flush {
     Idle,
     /// It will be back soon for what has gathered.
     Quick,
-    /// Its group takes long: others need not wait for it.
+    /// Its group takes long, or nobody knows when it will be back: others need not wait for it.
     Slow,
 }
 

@@ -8,6 +8,7 @@ use crate::engine::{schedule, sweep};
 use crate::error::{Error, Kind, Result};
 use crate::model::id::{Incarnation, SubscriptionId};
 use crate::model::lane::Share;
+use crate::model::time::Time;
 use crate::store::Store;
 use crate::store::verbs::{Beat, Worker};
 use crate::wake::Wake;
@@ -39,9 +40,35 @@ pub(crate) struct Presence {
     living: watch::Sender<Vec<Worker>>,
     /// How many heartbeats in a row worked and came in time, and when the last one was sent. A process that was asleep, or
     /// cut off, must not judge others, or itself, by its own silence.
-    streak: Mutex<(u32, Duration)>,
+    streak: Mutex<Streak>,
     /// One beat at a time, so that an older list of subscriptions never overwrites a newer one.
     beating: tokio::sync::Mutex<()>,
+}
+
+/// Heartbeats that came in time, one after the other. Whoever has not seen enough of them cannot tell who is dead: while the store was
+/// away, nobody could beat.
+#[derive(Clone, Copy, Debug, Default)]
+struct Streak {
+    beats: u32,
+    /// When the last one began, and the last that counts.
+    last: Duration,
+    counted: Duration,
+    /// The last one by the clock of the store. That may jump, and a machine may sleep without its own clock noticing.
+    at: Option<Time>,
+}
+
+impl Streak {
+    fn add(&mut self, reading: Duration, at: Option<Time>, every: Duration) {
+        let is_late = |since: Duration| since > every * 2;
+        let jumped = self.at.zip(at).is_some_and(|(last, at)| is_late(at.since(last)));
+        if self.beats == 0 || jumped || is_late(reading.saturating_sub(self.last)) {
+            (self.beats, self.counted) = (1, reading);
+        } else if reading.saturating_sub(self.counted) > every / 2 {
+            // Those that come because a worker joins or leaves are no sign that others had time to beat.
+            (self.beats, self.counted) = (self.beats.saturating_add(1), reading);
+        }
+        (self.last, self.at) = (reading, at);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -134,12 +161,12 @@ impl Presence {
 
     /// After how much silence others may be declared dead; `None` while this process cannot judge.
     pub(crate) fn dead_after(&self) -> Option<Duration> {
-        let (beats, last) = *self.streak();
-        let is_awake = self.clock.reading().saturating_sub(last) <= self.every * 2;
-        (beats >= MISSED && is_awake).then(|| self.every * MISSED)
+        let streak = *self.streak();
+        let is_awake = self.clock.reading().saturating_sub(streak.last) <= self.every * 2;
+        (streak.beats >= MISSED && is_awake).then(|| self.every * MISSED)
     }
 
-    fn streak(&self) -> std::sync::MutexGuard<'_, (u32, Duration)> {
+    fn streak(&self) -> std::sync::MutexGuard<'_, Streak> {
         self.streak.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -172,10 +199,8 @@ impl Presence {
         };
         match self.store.beat(beat).await {
             Ok(known) => {
-                let mut streak = self.streak();
-                let in_time = reading.saturating_sub(streak.1) <= self.every * 2;
-                *streak = (if in_time { streak.0.saturating_add(1) } else { 1 }, reading);
-                drop(streak);
+                let me = known.iter().find(|worker| worker.incarnation == self.incarnation);
+                self.streak().add(reading, me.map(|me| me.beat_at), self.every);
                 let living = self.without_dead(known);
                 self.living.send_if_modified(|known| {
                     let moved = !known.iter().map(who).eq(living.iter().map(who));
@@ -185,7 +210,7 @@ impl Presence {
                 Ok(())
             }
             Err(error) => {
-                self.streak().0 = 0;
+                self.streak().beats = 0;
                 Err(error)
             }
         }
@@ -319,5 +344,26 @@ mod tests {
         assert_eq!((of(8, 2), of(9, 2)), ((0, 2), (1, 2)));
         assert_eq!(of(1, 3), (0, 1));
         assert_eq!(of(1, 1), (2, 3));
+    }
+
+    #[test]
+    fn only_heartbeats_that_others_had_time_for_count() {
+        let (every, second) = (Duration::from_secs(2), Duration::from_secs(1));
+        let at = |seconds: u32| Some(Time(i64::from(seconds) * 1000));
+        let mut streak = Streak::default();
+        // Three workers that join one after the other: the store may have come back a moment ago.
+        for _ in 0..3 {
+            streak.add(second, at(1), every);
+        }
+        assert_eq!(streak.beats, 1);
+        for seconds in [3, 5, 7] {
+            streak.add(second * seconds, at(seconds), every);
+        }
+        assert_eq!(streak.beats, 4);
+        // The clock of the store jumps, or this machine has slept: everybody else looks silent.
+        streak.add(second * 9, at(29), every);
+        assert_eq!(streak.beats, 1);
+        streak.add(second * 14, at(34), every);
+        assert_eq!(streak.beats, 1);
     }
 }

@@ -12,7 +12,26 @@ use tramline::store::verbs::{
     Claimed, Emission, Emit, Expected, Extend, Extended, FindEvent, LogPage, Over, PutSchedule,
     PutSubscription, Tick,
 };
-use tramline::{Event, Policy, Result, Schedule, Start};
+use tramline::{Event, Policy, Result, Schedule, Start, Tramline};
+
+/// An emit that was begun and is not polled any more had the only line that small emits would wait for; one task with two emits stood still.
+#[tokio::test]
+async fn an_emit_does_not_wait_for_one_that_nobody_polls() {
+    let store = Private::open().await;
+    let tram = Tramline::open(&store.url).await.unwrap();
+    tram.emit(Event::new("t", "x")).await.unwrap();
+    let mut begun = std::pin::pin!(tram.emit(Event::new("t", "x")));
+    tokio::select! {
+        biased;
+        _ = &mut begun => panic!("a server takes longer than this"),
+        () = std::future::ready(()) => {}
+    }
+    let second = tokio::time::timeout(Duration::from_secs(30), tram.emit(Event::new("t", "x"))).await;
+    second.expect("an answer").unwrap();
+    begun.await.unwrap();
+    tram.close().await;
+    store.close().await;
+}
 
 /// Trap 5: somebody's open transaction has locked a key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -77,7 +77,8 @@ impl Numbers {
     }
 
     pub(super) fn begin_epoch(&self, epoch: i64) {
-        self.epoch.store(epoch, SeqCst);
+        // Of two who ask at once, one may have asked a server that is no longer the primary.
+        self.epoch.fetch_max(epoch, SeqCst);
     }
 
     /// Takes some, and gives the first. None of before something went wrong: a server that has taken over may not know that they were
