@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn what_was_drawn_counts_when_it_is_on_the_disk() {
         let proofs = Proofs::default();
-        let mut look = |now, drawn, synced| {
+        let look = |now, drawn, synced| {
             let turn = proofs.begin(ID, Time(now)).unwrap();
             proofs.end(ID, turn, Some(Seen { synced, ..seen(1, drawn, &[]) })).chunk.0
         };
