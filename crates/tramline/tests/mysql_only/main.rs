@@ -17,7 +17,6 @@ mod packets;
 mod refusals;
 mod round_trips;
 mod rules;
-mod silence;
 mod tails;
 mod tracked;
 #[path = "../server_only/transactions.rs"]
