@@ -74,7 +74,6 @@ struct Proof {
     /// The last number that was drawn at an earlier look, and who of those that wrote then still does. When they have ended, all up to
     /// this number has come, as in [`super::look`].
     drawn: ChunkId,
-    logged: i64,
     writing: HashSet<String>,
 }
 
@@ -82,9 +81,6 @@ struct Proof {
 struct Seen {
     server: i64,
     drawn: ChunkId,
-    /// Where the log of the server ended after that, and up to where it was on the disk: a crash takes back numbers that are not.
-    logged: i64,
-    synced: i64,
     writing: HashSet<String>,
 }
 
@@ -135,13 +131,9 @@ impl Proof {
         // A transaction that was prepared meanwhile has another name, and no backend.
         let renamed = seen.writing.iter().any(|writer| writer.starts_with("-1/"));
         if self.writing.is_empty() && !renamed {
-            let now = seen.writing.is_empty().then_some((seen.drawn, seen.logged));
-            for (drawn, logged) in [Some((self.drawn, self.logged)), now].into_iter().flatten() {
-                if logged <= seen.synced {
-                    self.proven.chunk = self.proven.chunk.max(drawn);
-                }
-            }
-            (self.drawn, self.logged, self.writing) = (seen.drawn, seen.logged, seen.writing);
+            let all = if seen.writing.is_empty() { seen.drawn } else { self.drawn };
+            self.proven.chunk = self.proven.chunk.max(all);
+            (self.drawn, self.writing) = (seen.drawn, seen.writing);
         }
     }
 }
@@ -149,19 +141,16 @@ impl Proof {
 /// The last number that was drawn, and after that who writes to the topics of a subscription. Nothing if it may have other topics by now.
 async fn look(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Seen>> {
     let sql = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END, \
-               (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
-               (pg_current_wal_insert_lsn() - '0/0')::bigint, (pg_current_wal_flush_lsn() - '0/0')::bigint \
-               FROM tramline_chunk_number";
+               (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint FROM tramline_chunk_number";
     let row = session.query(sql).fetch_one(&mut *session.conn).await?;
     let (drawn, server) = (ChunkId(row.try_get(0)?), row.try_get(1)?);
-    let (logged, synced) = (row.try_get(2)?, row.try_get(3)?);
     let catalog = session.catalog.clone();
     let names = catalog.require_subscription(id)?.topics.iter();
     let topics: Vec<TopicId> = names.filter_map(|name| catalog.topic(name)).map(|topic| topic.id).collect();
     let writing = writers(session, &topics).await?;
     let sql = "SELECT value FROM tramline_meta WHERE name = 'catalog'";
     let version: i64 = session.query(sql).fetch_one(&mut *session.conn).await?.try_get(0)?;
-    Ok((version == catalog.version).then_some(Seen { server, drawn, logged, synced, writing }))
+    Ok((version == catalog.version).then_some(Seen { server, drawn, writing }))
 }
 
 #[cfg(test)]
@@ -177,7 +166,7 @@ mod tests {
 
     fn seen(server: i64, drawn: i64, writing: &[&str]) -> Seen {
         let writing = writing.iter().map(|writer| (*writer).to_owned()).collect();
-        Seen { server, drawn: ChunkId(drawn), logged: drawn, synced: i64::MAX, writing }
+        Seen { server, drawn: ChunkId(drawn), writing }
     }
 
     #[test]
@@ -222,18 +211,5 @@ mod tests {
         assert_eq!(look(&proofs, 0, 10, &[]), 10);
         let turn = proofs.begin(ID, Time(1_000)).unwrap();
         assert_eq!(proofs.end(ID, turn, Some(seen(2, 7, &["a"]))), Proven { chunk: ChunkId(0), server: 2 });
-    }
-
-    /// A crash takes back what was drawn and is not on the disk, and somebody else draws it again.
-    #[test]
-    fn what_was_drawn_counts_when_it_is_on_the_disk() {
-        let proofs = Proofs::default();
-        let look = |now, drawn, synced| {
-            let turn = proofs.begin(ID, Time(now)).unwrap();
-            proofs.end(ID, turn, Some(Seen { synced, ..seen(1, drawn, &[]) })).chunk.0
-        };
-        assert_eq!(look(0, 10, 9), 0);
-        assert_eq!(look(1_000, 20, 15), 10);
-        assert_eq!(look(2_000, 20, 20), 20);
     }
 }
