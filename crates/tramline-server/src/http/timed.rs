@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
+use tramline::store::standing::Standing;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
@@ -92,6 +93,9 @@ impl Store for Timed {
     }
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         self.time("claim", self.store.claim(claim)).await
+    }
+    fn stand(&self, claim: Claim) -> Option<Standing> {
+        self.store.stand(claim)
     }
     async fn settle(&self, settle: Settle) -> Result<Settled> {
         self.time("settle", self.store.settle(settle)).await

@@ -8,8 +8,10 @@ use crate::engine::trace::Stopped;
 use crate::error::{Kind, Result};
 use crate::model::id::{EventId, LaneId};
 use crate::model::lane::{Held, Known, Share};
+use crate::store::standing::Standing;
 use crate::store::verbs::{Claim, Claimed, Release, Suspects, Worker};
 use crate::wake::Listener;
+use futures_util::FutureExt;
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::sync::Arc;
@@ -127,7 +129,7 @@ impl Claimer {
                     }
                     run.ledger.drained().await;
                 }
-                Found::All { next, again } => self.wait(next, again).await,
+                Found::All { next, again } => self.rest(next, again).await?,
             }
         }
         Ok(())
@@ -172,6 +174,12 @@ impl Claimer {
         if run.is_ordered() && !own.help && got.is_nothing() && run.ledger.load.events() == 0 {
             got = self.take(suspects, wanted, Share { help: true, ..own }).await?;
         }
+        self.judge(got, wanted, business).await
+    }
+
+    /// What follows from what a claim for so many events got.
+    async fn judge(&mut self, got: Got, wanted: u32, business: (u64, u64)) -> Result<Found> {
+        let run = self.run.clone();
         self.pace.taken(run.tram.clock().reading(), run.ledger.load.events());
         self.claimed += got.events as u64;
         let again = self.again.after(got.answer.passed_over, got.events);
@@ -206,27 +214,12 @@ impl Claimer {
         loop {
             // Held until the events are in line: a failure that is settled in between would be overlooked.
             let no_failures = if run.is_ordered() { Some(run.order.read().await) } else { None };
-            let claim = Claim {
-                subscription: run.subscription.id,
-                owner: run.tram.incarnation(),
-                max_events: wanted,
-                max_bytes: MAX_BYTES,
-                lease: Some(run.subscription.policy.lease()),
-                suspects,
-                share,
-                known: self.known(),
-                single: run.single,
-                now: clock.now(),
-            };
+            let claim = self.wish(suspects, wanted, share);
             // Read before the store is asked: the lease is surely not older than this.
             let reading = clock.reading();
             let error = match run.tram.store().claim(claim).await {
                 Ok(claimed) => {
                     self.outage.over();
-                    run.tram.courier().send(&claimed.news);
-                    if let Some(rule) = claimed.stopped_by {
-                        run.stop_by(Stopped { rule, at: claimed.now });
-                    }
                     return Ok(put_in_hand(&run, claimed, reading).await);
                 }
                 Err(error) => error,
@@ -243,6 +236,21 @@ impl Claimer {
         }
     }
 
+    fn wish(&mut self, suspects: Suspects, wanted: u32, share: Share) -> Claim {
+        Claim {
+            subscription: self.run.subscription.id,
+            owner: self.run.tram.incarnation(),
+            max_events: wanted,
+            max_bytes: MAX_BYTES,
+            lease: Some(self.run.subscription.policy.lease()),
+            suspects,
+            share,
+            known: self.known(),
+            single: self.run.single,
+            now: self.run.tram.clock().now(),
+        }
+    }
+
     /// The lanes of which something is in hand. What the store believes to be in hand beyond that was lost on the way, and
     /// joining it to what is would hold it for ever.
     fn known(&mut self) -> Known {
@@ -253,6 +261,42 @@ impl Claimer {
         self.doubted.retain(|lane| lanes.contains(lane));
         let held = |(lane, epoch)| Held { lane, epoch, closed: self.doubted.contains(&(lane, epoch)) };
         Known::Only(lanes.into_iter().map(held).collect())
+    }
+
+    /// Waits until there is something to look for. Meanwhile the claim stands in the store, if that serves such claims.
+    async fn rest(&mut self, mut next: Option<Duration>, mut again: Option<Duration>) -> Result<()> {
+        loop {
+            let Some(mut standing) = self.stand() else {
+                self.wait(next, again).await;
+                return Ok(());
+            };
+            let wanted = standing.wanted;
+            let served = tokio::select! {
+                biased;
+                served = standing.claim.served() => served?,
+                () = self.wait(next, again) => standing.claim.withdraw().await?,
+            };
+            let Some(stood) = served else { return Ok(()) };
+            let reading = self.run.tram.clock().reading().saturating_sub(stood.since.elapsed());
+            let got = put_in_hand(&self.run, stood.claimed, reading).await;
+            match self.judge(got, wanted, self.run.business()).await? {
+                Found::All { next: due, again: soon } => (next, again) = (due, soon),
+                Found::More | Found::Suspects => return Ok(()),
+            }
+        }
+    }
+
+    /// Leaves a claim with the store. With order nothing may be claimed while a failure is being settled, so nothing stands; nor by a clock that
+    /// a test may move meanwhile; and what could not run soon is not taken.
+    fn stand(&mut self) -> Option<Stand> {
+        let run = &self.run;
+        let can_stand = !run.is_ordered() && run.tram.clock().now().is_none();
+        if !can_stand || run.room(self.low()).now_or_never().is_none() {
+            return None;
+        }
+        let wanted = self.wanted(Suspects::Leave);
+        let wish = self.wish(Suspects::Leave, wanted, Share::ALL);
+        Some(Stand { claim: self.run.tram.store().stand(wish)?, wanted })
     }
 
     /// Waits until there may be something to claim. Cancel-safe.
@@ -291,6 +335,12 @@ impl Again {
     }
 }
 
+/// A claim that stands, for so many events.
+struct Stand {
+    claim: Standing,
+    wanted: u32,
+}
+
 /// A claim's answer, after its slices went into hand.
 #[derive(Debug, Default)]
 struct Got {
@@ -306,6 +356,10 @@ impl Got {
 }
 
 async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) -> Got {
+    run.tram.courier().send(&claimed.news);
+    if let Some(rule) = claimed.stopped_by {
+        run.stop_by(Stopped { rule, at: claimed.now });
+    }
     let taken = Taken { now: claimed.now, reading };
     let slices = std::mem::take(&mut claimed.slices);
     let events = slices.iter().map(|slice| slice.events.len()).sum();

@@ -31,6 +31,7 @@ pub(crate) mod schedule;
 pub(crate) mod shed;
 pub(crate) mod spare;
 pub mod sqlite;
+pub mod standing;
 pub(crate) mod tally;
 pub(crate) mod token;
 pub(crate) mod unique;
@@ -52,6 +53,7 @@ use async_trait::async_trait;
 use mysql::MysqlStore;
 use postgres::PostgresStore;
 use sqlite::{Copied, SqliteStore};
+use standing::Standing;
 use std::path::Path;
 use std::sync::Arc;
 use verbs::*;
@@ -204,6 +206,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>>;
     /// Takes events for a limited time.
     async fn claim(&self, claim: Claim) -> Result<Claimed>;
+    /// Leaves a claim that found nothing with the store, which carries it out in the transaction of the next emit of this process to
+    /// the subscription. `None`: this store does not; its owner looks when there is a hint. With order it must not be used: an owner has to
+    /// know what it holds whenever something is settled.
+    fn stand(&self, claim: Claim) -> Option<Standing>;
     /// Writes outcomes back. `Invalid`: an event is settled as done after one of its key that must run again.
     async fn settle(&self, settle: Settle) -> Result<Settled>;
     /// Makes leases last longer.

@@ -59,6 +59,7 @@ mod schedule_ticks;
 mod schedules;
 mod settle;
 mod shed;
+mod standing;
 #[path = "../stores/mod.rs"]
 mod stores;
 mod suspects;

@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tramline::model::rule::{AuditEntry, PatternRule};
 use tramline::model::token::Token;
+use tramline::store::standing::Standing;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 use tramline::{
@@ -344,6 +345,10 @@ impl Store for Disturbed {
             return Ok(Claimed { passed_over: true, ..Claimed::default() });
         }
         self.pass("claim", self.inner.claim(claim)).await
+    }
+    /// Every claim is one that can be disturbed.
+    fn stand(&self, _: Claim) -> Option<Standing> {
+        None
     }
     async fn settle(&self, settle: Settle) -> Result<Settled> {
         self.pass("settle", self.inner.settle(settle)).await

@@ -19,6 +19,7 @@ use crate::store::Store;
 use crate::store::catalog::{Catalog, as_wanted, touched};
 use crate::store::deleted::InTheWay;
 use crate::store::mend;
+use crate::store::standing::Standing;
 use crate::store::verbs::*;
 use crate::store::verbs_tally::*;
 use async_trait::async_trait;
@@ -143,6 +144,10 @@ impl Store for MysqlStore {
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         let (raw, catalog) = self.claim_raw(&claim).await?;
         raw.decode(&catalog)
+    }
+
+    fn stand(&self, _: Claim) -> Option<Standing> {
+        None
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {

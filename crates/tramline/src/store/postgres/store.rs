@@ -22,6 +22,7 @@ use crate::store::Store;
 use crate::store::catalog::{Catalog, as_wanted, touched};
 use crate::store::deleted::InTheWay;
 use crate::store::mend;
+use crate::store::standing::Standing;
 use crate::store::verbs::*;
 use crate::store::verbs_tally::*;
 use async_trait::async_trait;
@@ -194,6 +195,10 @@ impl Store for PostgresStore {
             // What was taken is taken; the next claim meets the error again.
             (Some(first), Err(_)) => first.decode(&known),
         }
+    }
+
+    fn stand(&self, _: Claim) -> Option<Standing> {
+        None
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {

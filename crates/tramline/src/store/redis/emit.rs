@@ -16,7 +16,7 @@ use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
 use crate::plan::emit::{EmitPlan, Numbers};
 use crate::store::catalog::Catalog;
-use crate::store::emit::named;
+use crate::store::emit::{named, needs_steps};
 use crate::store::idempotency::{self, Entry};
 use crate::store::unique::{Sifted, entries as unique_entries, has_unique, names, waves};
 use crate::store::verbs::{Cancel, Emission, Head};
@@ -33,6 +33,10 @@ pub(super) fn emit(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Re
     }
     create_missing(session, units.iter().flatten().map(|event| event.topic.as_str()))?;
     let catalog = session.catalog();
+    if !units.iter().any(|unit| needs_steps(unit)) {
+        expect(session, &catalog, units, std::iter::empty())?;
+        return Ok(write(session, units)?.into_iter().map(Ok).collect());
+    }
     let all: Vec<Option<Entry>> = units.iter().map(|unit| Entry::of(unit, &catalog)).collect();
     expect(session, &catalog, units, all.iter().flatten())?;
     let mut answers: Vec<Option<Result<Emission>>> = Vec::with_capacity(units.len());
@@ -184,12 +188,12 @@ fn write_placed(
 fn write(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Emission>> {
     let catalog = session.catalog();
     let first_chunk = session.draw("chunk", 0)?;
-    let plan = EmitPlan::new(units, catalog.views(), first_chunk.cast_unsigned());
+    let mut plan = EmitPlan::new(units, catalog.views(), first_chunk.cast_unsigned());
     let heads = last_events(session, &plan)?;
     let first = session.draw("chunk", plan.chunks.len())?;
     let chunks: Vec<ChunkId> = (first..).take(plan.chunks.len()).map(ChunkId).collect();
     let numbers = Numbers { chunks: &chunks, heads: &heads };
-    write_chunks(session, &plan, &numbers);
+    write_chunks(session, &mut plan, &numbers);
     insert(session, &slices(&plan, &numbers, session.now))?;
     write_heads(session, &plan, &numbers)?;
     let emission = |at| Emission {
@@ -221,16 +225,17 @@ fn last_events(session: &Session<'_>, plan: &EmitPlan) -> Result<Vec<i64>> {
     Ok(heads)
 }
 
-fn write_chunks(session: &Session<'_>, plan: &EmitPlan, numbers: &Numbers<'_>) {
-    for (chunk, number) in plan.chunks.iter().zip(numbers.chunks) {
+/// Takes what is encoded out of the plan: it can be large, and nobody else needs it.
+fn write_chunks(session: &Session<'_>, plan: &mut EmitPlan, numbers: &Numbers<'_>) {
+    for (chunk, number) in plan.chunks.iter_mut().zip(numbers.chunks) {
         let row = ChunkRow {
             chunk: *number,
             topic: chunk.topic,
             emitted_at: session.now,
-            meta: chunk.encoded.meta.clone(),
+            meta: std::mem::take(&mut chunk.encoded.meta),
             prevs: numbers.resolve_all(&chunk.prevs),
             mains: numbers.resolve_all(&chunk.mains),
-            body: Bytes::from(chunk.encoded.body.clone()),
+            body: std::mem::take(&mut chunk.encoded.body).into(),
         };
         let logged = Logged {
             chunk: *number,

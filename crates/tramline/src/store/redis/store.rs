@@ -18,6 +18,7 @@ use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::claimed::RawClaim;
 use crate::store::deleted::InTheWay;
+use crate::store::standing::Standing;
 use crate::store::verbs::*;
 use crate::store::verbs_tally::*;
 use async_trait::async_trait;
@@ -120,6 +121,10 @@ impl Store for RedisStore {
         }
         self.at_once.remember_slices(&raw.slices);
         raw.decode(&catalog)
+    }
+
+    fn stand(&self, _: Claim) -> Option<Standing> {
+        None
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {

@@ -69,13 +69,6 @@ pub(super) fn emit(
     Ok(answers.into_iter().flatten().collect())
 }
 
-/// True if nothing but what is written decides what becomes of the units.
-pub(super) fn is_plain(units: &[Vec<Event>]) -> bool {
-    let plain =
-        |event: &Event| event.idempotency_key.is_none() && event.unique.is_none() && event.tally.is_none();
-    units.iter().flatten().all(plain)
-}
-
 /// Stores plain units in the transaction that the connection is in.
 pub(super) fn emit_plain(
     conn: &Connection,

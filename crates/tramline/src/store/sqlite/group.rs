@@ -1,13 +1,14 @@
 //! Group commit of emits: all that waits when the writer is free is written as one emit, so that its events share chunks. The next
 //! ones gather while it is written; a lone one waits for nobody.
 
-use super::emit::{emit, emit_plain, is_plain};
+use super::emit::{emit, emit_plain};
 use super::session::CatalogCache;
 use super::writer::in_savepoint;
 use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::SubscriptionId;
 use crate::model::time::Time;
+use crate::store::emit::needs_steps;
 use crate::store::verbs::{Emission, Emit};
 use rusqlite::Connection;
 use std::collections::VecDeque;
@@ -110,7 +111,7 @@ impl Group {
             }
             taken.extend(waiting.pop_front());
         }
-        Taken(taken)
+        Taken { waiting: taken, written: Vec::new() }
     }
 
     fn awaited(&self) -> MutexGuard<'_, Option<(Thread, usize)>> {
@@ -123,11 +124,16 @@ impl Group {
 }
 
 /// Emits that are written together.
-pub(super) struct Taken(Vec<Waiting>);
+pub(super) struct Taken {
+    waiting: Vec<Waiting>,
+    /// Their events, once they are written. They are freed by a thread that makes such events, which can use the memory again; this one
+    /// would have to lock the other's for each piece.
+    written: Vec<Vec<Event>>,
+}
 
 impl Taken {
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.waiting.len()
     }
 
     /// Writes them in the transaction that the connection is in, in which nothing else was written yet.
@@ -135,25 +141,31 @@ impl Taken {
     /// # Errors
     /// There is no transaction any more, and nobody was told.
     pub(super) fn write(&mut self, conn: &Connection, cache: &CatalogCache) -> Result<Vec<Answer>> {
-        let counts: Vec<usize> = self.0.iter().map(|one| one.emit.units.len()).collect();
-        let units: Vec<Vec<Event>> = self.0.iter_mut().flat_map(|one| one.emit.units.drain(..)).collect();
-        let step = Step { conn, cache, now: self.0.first().and_then(|one| one.emit.now) };
-        let mut answers = step.write(units, &counts)?;
-        mark_hinted(answers.iter_mut().flatten().flatten().flatten());
-        Ok(answers)
+        let counts: Vec<usize> = self.waiting.iter().map(|one| one.emit.units.len()).collect();
+        let units: Vec<Vec<Event>> =
+            self.waiting.iter_mut().flat_map(|one| one.emit.units.drain(..)).collect();
+        let step = Step { conn, cache, now: self.waiting.first().and_then(|one| one.emit.now) };
+        if units.iter().any(|unit| needs_steps(unit)) {
+            // Deciding what becomes of them changes them.
+            return Ok(step.write_with_care(units, &counts));
+        }
+        self.written = units;
+        step.write(&self.written, &counts)
     }
 
     /// Tells all of them why nothing was written.
     pub(super) fn fail(self, error: &Error) {
-        let answers = self.0.iter().map(|_| Err(error.share())).collect();
+        let answers = self.waiting.iter().map(|_| Err(error.share())).collect();
         self.tell(answers);
     }
 
     /// Tells each of them what became of it.
-    pub(super) fn tell(self, answers: Vec<Answer>) {
-        let runtime = self.0.first().and_then(|first| first.runtime.clone());
-        let told = Told(self.0.into_iter().map(|one| one.tell).zip(answers).collect());
-        if told.0.len() > FEW
+    pub(super) fn tell(self, mut answers: Vec<Answer>) {
+        mark_hinted(answers.iter_mut().flatten().flatten().flatten());
+        let runtime = self.waiting.first().and_then(|first| first.runtime.clone());
+        let callers = self.waiting.into_iter().map(|one| one.tell).zip(answers).collect();
+        let told = Told { callers, _written: self.written };
+        if told.callers.len() > FEW
             && let Some(runtime) = runtime
         {
             // A thread of the runtime wakes its tasks without a call of the system for each of them.
@@ -170,22 +182,18 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Writes the units of several emits, of which each has so many.
-    fn write(&self, units: Vec<Vec<Event>>, counts: &[usize]) -> Result<Vec<Answer>> {
+    /// Writes the plain units of several emits, of which each has so many.
+    fn write(&self, units: &[Vec<Event>], counts: &[usize]) -> Result<Vec<Answer>> {
         if counts.is_empty() {
             return Ok(Vec::new());
         }
-        if !is_plain(&units) {
-            // Deciding what becomes of them changes them.
-            return Ok(self.write_with_care(units, counts));
-        }
-        match emit_plain(self.conn, &units, self.now, self.cache) {
+        match emit_plain(self.conn, units, self.now, self.cache) {
             Ok(results) => Ok(dealt(results, counts).into_iter().map(Ok).collect()),
             Err(error) => {
                 // A savepoint for what hardly ever happens would have SQLite copy every page that it changes.
                 self.cache.forget();
                 match self.conn.execute_batch("ROLLBACK; BEGIN IMMEDIATE") {
-                    Ok(()) => Ok(self.after(error, units, counts)),
+                    Ok(()) => Ok(self.after(error, units.to_vec(), counts)),
                     Err(_) => Err(error),
                 }
             }
@@ -232,12 +240,15 @@ fn mark_hinted<'a>(emissions: impl Iterator<Item = &'a mut Emission>) {
 }
 
 /// Callers and their answers. Dropping it tells them, be it in a task or with a runtime that has ended.
-struct Told(Vec<(oneshot::Sender<Answer>, Answer)>);
+struct Told {
+    callers: Vec<(oneshot::Sender<Answer>, Answer)>,
+    _written: Vec<Vec<Event>>,
+}
 
 impl Drop for Told {
     fn drop(&mut self) {
         let mut is_gone = false;
-        for (tell, mut answer) in self.0.drain(..) {
+        for (tell, mut answer) in self.callers.drain(..) {
             if is_gone {
                 // He might have given the hint.
                 answer.iter_mut().flatten().flatten().for_each(|emission| emission.hinted = false);

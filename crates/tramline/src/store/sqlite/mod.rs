@@ -33,6 +33,7 @@ mod schedule;
 mod session;
 mod settle;
 mod shed;
+mod standing;
 mod store;
 mod sweep;
 mod tally;

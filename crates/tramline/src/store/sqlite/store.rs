@@ -18,6 +18,7 @@ use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::deleted::InTheWay;
+use crate::store::standing::Standing;
 use crate::store::verbs::*;
 use crate::store::verbs_tally::*;
 use async_trait::async_trait;
@@ -113,6 +114,10 @@ impl Store for SqliteStore {
             Ok(raw)
         };
         self.read(claim_now, load).await?.decode(&catalog)
+    }
+
+    fn stand(&self, claim: Claim) -> Option<Standing> {
+        Some(self.writer.stand(claim))
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {

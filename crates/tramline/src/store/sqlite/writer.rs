@@ -2,8 +2,10 @@
 
 use super::group::{Answer as Emitted, Group, Taken};
 use super::session::CatalogCache;
+use super::standing::{Board, Serving};
 use crate::error::{Error, Result};
-use crate::store::verbs::Emit;
+use crate::store::standing::Standing;
+use crate::store::verbs::{Claim, Emit};
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +25,7 @@ const WATCH: Duration = Duration::from_micros(100);
 pub(super) struct Writer {
     work: mpsc::Sender<Work>,
     emits: Arc<Group>,
+    standing: Arc<Board>,
 }
 
 /// Whether the caller relies on the commit having reached the disk.
@@ -57,17 +60,18 @@ impl Writer {
     pub(super) fn start(conn: Connection, cache: Arc<CatalogCache>) -> Result<Writer> {
         let (work, queue) = mpsc::channel(QUEUE);
         let emits = Arc::new(Group::default());
-        let group = emits.clone();
+        let standing = Arc::new(Board::default());
+        let (group, board) = (emits.clone(), standing.clone());
         let thread = std::thread::Builder::new().name("tramline-sqlite".into());
         let write = move || {
             let open = Open(group);
-            write_all(&conn, &cache, &open.0, queue);
+            Thread { conn, cache, board }.write_all(&open.0, queue);
         };
         thread.spawn(write).map_err(|error| {
             Error::unavailable("the writing thread could not be started", "check the limits of the process")
                 .because(error)
         })?;
-        Ok(Writer { work, emits })
+        Ok(Writer { work, emits, standing })
     }
 
     /// Stores events durably, together with what others emit at the same moment.
@@ -78,6 +82,11 @@ impl Writer {
             return Err(closed());
         }
         told.await.map_err(|_| closed())?
+    }
+
+    /// Keeps a claim until something is emitted for it.
+    pub(super) fn stand(&self, claim: Claim) -> Standing {
+        self.standing.add(claim)
     }
 
     /// Runs `job` in a transaction, together with others that wait. What it wrote is undone if it fails; others of the
@@ -116,35 +125,65 @@ impl Drop for Open {
     }
 }
 
-fn write_all(conn: &Connection, cache: &CatalogCache, emits: &Group, mut queue: mpsc::Receiver<Work>) {
-    let mut synced = Durable::Yes;
-    let mut jobs = Vec::with_capacity(GROUP);
-    while let Some(first) = next(&mut queue, emits) {
-        jobs.extend(first.job());
-        while jobs.len() < GROUP
-            && let Ok(work) = queue.try_recv()
-        {
-            jobs.extend(work.job());
-        }
-        let mut group = emits.take();
-        let count = group.len();
-        if count == 0 && jobs.is_empty() {
-            continue;
-        }
-        let start = Instant::now();
-        let durable = count > 0 || jobs.iter().any(|job| job.durable == Durable::Yes);
-        let begun = begin(conn, if durable { Durable::Yes } else { Durable::No }, &mut synced);
-        match begun.and_then(|()| group.write(conn, cache)) {
-            Ok(emitted) => {
-                let answers = jobs.drain(..).map(|job| (job.run)(Ok((conn, cache)))).collect();
-                commit(conn, cache, (group, emitted), answers);
+/// What the thread has to itself.
+struct Thread {
+    conn: Connection,
+    cache: Arc<CatalogCache>,
+    board: Arc<Board>,
+}
+
+impl Thread {
+    fn write_all(&self, emits: &Group, mut queue: mpsc::Receiver<Work>) {
+        let (conn, cache) = (&self.conn, &*self.cache);
+        let mut synced = Durable::Yes;
+        let mut jobs = Vec::with_capacity(GROUP);
+        while let Some(first) = next(&mut queue, emits) {
+            jobs.extend(first.job());
+            while jobs.len() < GROUP
+                && let Ok(work) = queue.try_recv()
+            {
+                jobs.extend(work.job());
             }
-            Err(error) => {
-                group.fail(&error);
-                jobs.drain(..).for_each(|job| (job.run)(Err(&error))(None));
+            let mut group = emits.take();
+            let count = group.len();
+            if count == 0 && jobs.is_empty() {
+                continue;
+            }
+            let start = Instant::now();
+            let durable = count > 0 || jobs.iter().any(|job| job.durable == Durable::Yes);
+            let begun = begin(conn, if durable { Durable::Yes } else { Durable::No }, &mut synced);
+            match begun.and_then(|()| group.write(conn, cache)) {
+                Ok(mut emitted) => {
+                    let serving = self.board.serve(conn, cache, &mut emitted);
+                    let answers = jobs.drain(..).map(|job| (job.run)(Ok((conn, cache)))).collect();
+                    self.commit((group, emitted), serving, answers);
+                }
+                Err(error) => {
+                    group.fail(&error);
+                    jobs.drain(..).for_each(|job| (job.run)(Err(&error))(None));
+                }
+            }
+            emits.gather(count, start.elapsed());
+        }
+    }
+
+    fn commit(&self, (group, emitted): (Taken, Vec<Emitted>), serving: Serving, answers: Vec<Answer>) {
+        let committed = self.conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+        let failure = committed.err().map(Error::from);
+        if failure.is_some() {
+            self.cache.forget();
+            self.conn.execute_batch("ROLLBACK").ok(); // fails only if the commit has already undone everything
+        }
+        match &failure {
+            Some(error) => group.fail(error),
+            None => {
+                serving.tell();
+                group.tell(emitted);
             }
         }
-        emits.gather(count, start.elapsed());
+        for answer in answers {
+            answer(failure.as_ref());
+        }
     }
 }
 
@@ -185,27 +224,6 @@ fn begin(conn: &Connection, durable: Durable, synced: &mut Durable) -> Result<()
         *synced = durable;
     }
     Ok(conn.prepare_cached("BEGIN IMMEDIATE")?.execute([]).map(|_| ())?)
-}
-
-fn commit(
-    conn: &Connection,
-    cache: &CatalogCache,
-    (group, emitted): (Taken, Vec<Emitted>),
-    answers: Vec<Answer>,
-) {
-    let committed = conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
-    let failure = committed.err().map(Error::from);
-    if failure.is_some() {
-        cache.forget();
-        conn.execute_batch("ROLLBACK").ok(); // fails only if the commit has already undone everything
-    }
-    match &failure {
-        Some(error) => group.fail(error),
-        None => group.tell(emitted),
-    }
-    for answer in answers {
-        answer(failure.as_ref());
-    }
 }
 
 pub(super) fn in_savepoint<T>(

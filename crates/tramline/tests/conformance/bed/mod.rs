@@ -69,6 +69,11 @@ impl Bed {
         Bed { store, ..self.clone() }
     }
 
+    /// Whether claims can stand in this store.
+    pub(crate) fn keeps_claims(&self) -> bool {
+        matches!(self.fresh.place, Place::SqliteFile | Place::SqliteMemory)
+    }
+
     pub(crate) fn time(&self) -> Time {
         Time(self.clock.load(SeqCst))
     }
