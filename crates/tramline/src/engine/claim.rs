@@ -280,7 +280,10 @@ impl Claimer {
             let reading = self.run.tram.clock().reading().saturating_sub(stood.since.elapsed());
             let got = put_in_hand(&self.run, stood.claimed, reading).await;
             match self.judge(got, wanted, self.run.business()).await? {
-                Found::All { next: due, again: soon } => (next, again) = (due, soon),
+                Found::All { next: due, again: soon } => {
+                    next = [next, due].into_iter().flatten().min();
+                    again = soon;
+                }
                 Found::More | Found::Suspects => return Ok(()),
             }
         }

@@ -24,6 +24,8 @@ use rusqlite::Connection;
 const EXPIRED: usize = 64;
 /// So few chunks are read at once by the writer: asking another thread would take longer.
 const FEW: usize = 4;
+/// Where something becomes due.
+const PENDING: [State; 3] = [State::Ready, State::Leased, State::Consumed];
 
 /// Takes events. Decoding is left to the caller, outside the transaction.
 pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
@@ -46,6 +48,30 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<RawClaim> {
     Ok(raw)
 }
 
+/// Takes what is ready, for a claim that found nothing a moment ago: what lapses meanwhile is for the next one that looks at everything.
+/// Reads all that it takes.
+pub(super) fn claim_ready(session: &Session<'_>, wish: &Claim) -> Result<RawClaim> {
+    let (conn, id) = (session.conn, wish.subscription);
+    let subscription = session.catalog.require_subscription(id)?;
+    let policy = &subscription.policy;
+    let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
+    if !policy.limits.is_none() || policy.compact {
+        raw = claim(session, wish)?;
+    } else if let Some(stop) = rules::stop(session, id)? {
+        return Ok(raw.stopped(stop));
+    } else {
+        raw.backfilling = backfilling(conn, id)?;
+        let mut taker = Taker::new(wish, policy, session.now);
+        raw.until = taker.until;
+        take_ready(session, id, &mut taker, &mut raw)?;
+        if !taker.is_full() {
+            raw.next_due = next_due(conn, id, Time(0), &[State::Ready])?;
+        }
+    }
+    load_chunks(conn, &mut raw)?;
+    Ok(raw)
+}
+
 /// Takes no more than the limits of the subscription allow.
 fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut RawClaim) -> Result<()> {
     let mut limit = limit::lay(session, claim, policy)?;
@@ -59,7 +85,7 @@ fn take_limited(session: &Session<'_>, claim: &Claim, policy: &Policy, raw: &mut
     if raw.limited && raw.next_due.is_none() {
         raw.next_due = match policy.is_ordered() {
             true => order::next_due(session, claim.subscription)?,
-            false => next_due(session.conn, claim.subscription, session.now)?,
+            false => next_due(session.conn, claim.subscription, session.now, &PENDING)?,
         };
     }
     Ok(())
@@ -129,17 +155,25 @@ fn unordered(
             raw.slices = take(suspects, taker, &mut changes);
             return apply(session, id, &changes);
         }
-        None => {
-            let ready = due(conn, id, State::Ready, now, taker.events)?;
-            raw.slices = take(ready, taker, &mut changes);
-            apply(session, id, &changes)?;
-        }
+        None => take_ready(session, id, taker, raw)?,
     }
     if !taker.is_full() {
-        let next = next_due(conn, id, Time(0))?;
+        let next = next_due(conn, id, Time(0), &PENDING)?;
         raw.next_due = [raw.next_due, next].into_iter().flatten().min();
     }
     Ok(())
+}
+
+fn take_ready(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    taker: &mut Taker,
+    raw: &mut RawClaim,
+) -> Result<()> {
+    let mut changes = Changes::default();
+    let ready = due(session.conn, id, State::Ready, session.now, taker.events)?;
+    raw.slices = take(ready, taker, &mut changes);
+    apply(session, id, &changes)
 }
 
 /// Leases that have ended make their slices suspect, or dead. Gives how many.
@@ -234,14 +268,14 @@ fn ranks(conn: &Connection, id: SubscriptionId, state: State) -> Result<Vec<i64>
     }
 }
 
-/// The next time after another one at which something becomes due: a delay or a lease that ends. One index look-up per state and
-/// priority.
-fn next_due(conn: &Connection, id: SubscriptionId, after: Time) -> Result<Option<Time>> {
+/// The next time after another one at which something of these states becomes due: a delay or a lease that ends. One index look-up per
+/// state and priority.
+fn next_due(conn: &Connection, id: SubscriptionId, after: Time, states: &[State]) -> Result<Option<Time>> {
     let sql = "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = ? AND lane = 0 AND rank = ? \
                AND pos > ?";
     let mut statement = conn.prepare_cached(sql)?;
     let mut next: Option<i64> = None;
-    for state in [State::Ready, State::Leased, State::Consumed] {
+    for &state in states {
         for rank in ranks(conn, id, state)? {
             let first: Option<i64> =
                 statement.query_row([id.0, state as i64, rank, after.0], |row| row.get(0))?;

@@ -1,6 +1,6 @@
 //! Claims that wait for the writer: what an emit writes for them they get in the same transaction.
 
-use super::claim::{claim, load_chunks};
+use super::claim::claim_ready;
 use super::group::Answer;
 use super::session::{CatalogCache, Session};
 use super::writer::in_savepoint;
@@ -92,8 +92,7 @@ fn take(conn: &Connection, cache: &CatalogCache, wish: &Claim) -> Result<Served>
     let since = Instant::now();
     in_savepoint(conn, cache, |conn| {
         let session = Session::new(conn, wish.now, cache)?;
-        let mut raw = claim(&session, wish)?;
-        load_chunks(conn, &mut raw)?;
+        let raw = claim_ready(&session, wish)?;
         session.finish()?;
         Ok(Served { raw, catalog: session.catalog.clone(), since })
     })
