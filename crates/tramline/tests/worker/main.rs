@@ -12,6 +12,7 @@ mod policy;
 mod pool;
 mod rules;
 mod shutdown;
+mod standing;
 #[path = "../support/mod.rs"]
 mod support;
 mod transactions;
