@@ -1,5 +1,7 @@
 //! The claim loop: keeps just enough events in hand, and waits without polling when there are none.
 
+mod rest;
+
 use crate::engine::backoff::Outage;
 use crate::engine::hand::{Hand, Taken};
 use crate::engine::presence::share;
@@ -8,10 +10,8 @@ use crate::engine::trace::Stopped;
 use crate::error::{Kind, Result};
 use crate::model::id::{EventId, LaneId};
 use crate::model::lane::{Held, Known, Share};
-use crate::store::standing::Standing;
 use crate::store::verbs::{Claim, Claimed, Release, Suspects, Worker};
 use crate::wake::Listener;
-use futures_util::FutureExt;
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::sync::Arc;
@@ -262,61 +262,6 @@ impl Claimer {
         let held = |(lane, epoch)| Held { lane, epoch, closed: self.doubted.contains(&(lane, epoch)) };
         Known::Only(lanes.into_iter().map(held).collect())
     }
-
-    /// Waits until there is something to look for. Meanwhile the claim stands in the store, if that serves such claims.
-    async fn rest(&mut self, mut next: Option<Duration>, mut again: Option<Duration>) -> Result<()> {
-        loop {
-            let Some(mut standing) = self.stand() else {
-                self.wait(next, again).await;
-                return Ok(());
-            };
-            let wanted = standing.wanted;
-            let served = tokio::select! {
-                biased;
-                served = standing.claim.served() => served?,
-                () = self.wait(next, again) => standing.claim.withdraw().await?,
-            };
-            let Some(stood) = served else { return Ok(()) };
-            let reading = self.run.tram.clock().reading().saturating_sub(stood.since.elapsed());
-            let got = put_in_hand(&self.run, stood.claimed, reading).await;
-            match self.judge(got, wanted, self.run.business()).await? {
-                Found::All { next: due, again: soon } => {
-                    next = [next, due].into_iter().flatten().min();
-                    again = soon;
-                }
-                Found::More | Found::Suspects => return Ok(()),
-            }
-        }
-    }
-
-    /// Leaves a claim with the store. With order nothing may be claimed while a failure is being settled, so nothing stands; nor by a clock that
-    /// a test may move meanwhile; and what could not run soon is not taken.
-    fn stand(&mut self) -> Option<Stand> {
-        let run = &self.run;
-        let can_stand = !run.is_ordered() && run.tram.clock().now().is_none();
-        if !can_stand || run.room(self.low()).now_or_never().is_none() {
-            return None;
-        }
-        let wanted = self.wanted(Suspects::Leave);
-        let wish = self.wish(Suspects::Leave, wanted, Share::ALL);
-        Some(Stand { claim: self.run.tram.store().stand(wish)?, wanted })
-    }
-
-    /// Waits until there may be something to claim. Cancel-safe.
-    async fn wait(&mut self, next: Option<Duration>, again: Option<Duration>) {
-        let run = &self.run;
-        let clock = run.tram.clock();
-        let poll = clock.reading() + SLOW_POLL;
-        let ordered = run.is_ordered();
-        tokio::select! {
-            () = self.stop.cancelled() => {}
-            () = self.listener.wait() => {}
-            () = clock.sleep_until(next.map_or(poll, |next| next.min(poll))) => {}
-            () = run.tram.gate().wanted() => {}
-            _ = self.living.changed(), if ordered => {}
-            () = tokio::time::sleep(again.unwrap_or(SLOW_POLL)), if again.is_some() => {}
-        }
-    }
 }
 
 /// How soon to look again for what was due and passed over. Another claim frees what it does not take within milliseconds; somebody's
@@ -336,12 +281,6 @@ impl Again {
         self.in_vain += u32::from(passed_over);
         passed_over.then_some(again)
     }
-}
-
-/// A claim that stands, for so many events.
-struct Stand {
-    claim: Standing,
-    wanted: u32,
 }
 
 /// A claim's answer, after its slices went into hand.

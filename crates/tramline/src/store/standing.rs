@@ -91,6 +91,13 @@ impl Waiting {
     }
 }
 
+/// A store that is done with it, be it served or not, leaves nobody waiting.
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.place.empty();
+    }
+}
+
 impl Place {
     fn empty(&self) -> Option<oneshot::Sender<Served>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()

@@ -1,6 +1,7 @@
 //! Claims that stand in a store until something is emitted. A store need not keep any; then whoever emits has to hint at what waits.
 
 use crate::bed::*;
+use std::time::Duration;
 use tramline::store::standing::Standing;
 
 conformance![
@@ -10,6 +11,9 @@ conformance![
     who_gets_less_than_there_is_leaves_the_rest_to_a_hint,
     a_paused_subscription_gives_a_standing_claim_nothing,
     what_is_delayed_is_told_and_not_given,
+    what_is_due_soon_is_hinted_at_all_the_same,
+    with_order_nobody_is_served_and_the_hint_stays,
+    many_events_at_once_are_left_to_a_hint,
     of_several_who_stand_each_event_goes_to_one,
     who_is_not_needed_goes_on_standing,
     other_subscriptions_are_hinted_at,
@@ -18,7 +22,9 @@ conformance![
 
 /// What a standing claim was given, if this store keeps claims.
 async fn given(standing: Option<Standing>) -> Option<Claimed> {
-    Some(standing?.served().await.unwrap().unwrap().claimed)
+    let mut standing = standing?;
+    let served = tokio::time::timeout(seconds(30), standing.served()).await.expect("it is served");
+    Some(served.unwrap().unwrap().claimed)
 }
 
 fn stand(queue: &Queue, max_events: u32) -> Option<Standing> {
@@ -77,7 +83,8 @@ async fn a_paused_subscription_gives_a_standing_claim_nothing(bed: Bed) {
     let queue = bed.queue(unordered()).await;
     let standing = stand(&queue, 10);
     queue.set(RuleKind::Pause).await;
-    bed.emit(plain_event()).await;
+    let emission = bed.try_emit(vec![plain_event()]).await.unwrap();
+    assert_eq!(emission.wake, [queue.id]);
     if let Some(claimed) = given(standing).await {
         assert!(claimed.slices.is_empty());
         assert_eq!(claimed.stopped_by, Some(RuleKind::Pause));
@@ -94,6 +101,35 @@ async fn what_is_delayed_is_told_and_not_given(bed: Bed) {
         assert_eq!(claimed.next_due, Some(bed.time().after(seconds(60))));
     }
     assert_eq!(queue.counts().await.delayed, 1);
+}
+
+async fn what_is_due_soon_is_hinted_at_all_the_same(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let _standing = stand(&queue, 10);
+    let emission = bed.try_emit(vec![plain_event().delay(Duration::from_millis(300))]).await.unwrap();
+    assert_eq!(emission.wake, [queue.id], "who was served may be busy by then");
+}
+
+async fn with_order_nobody_is_served_and_the_hint_stays(bed: Bed) {
+    let queue = bed.queue(ordered()).await;
+    let standing = stand(&queue, 10);
+    let emission = bed.try_emit(vec![keyed("k")]).await.unwrap();
+    assert_eq!(emission.wake, [queue.id]);
+    if let Some(mut standing) = standing {
+        assert!(standing.served().await.unwrap().is_none());
+    }
+    assert_eq!(queue.counts().await.ready, 1);
+}
+
+async fn many_events_at_once_are_left_to_a_hint(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let standing = stand(&queue, 10);
+    let emission = bed.try_emit(vec![plain_event(); 300]).await.unwrap();
+    assert_eq!(emission.wake, [queue.id]);
+    assert_eq!(queue.counts().await.ready, 300);
+    if let Some(standing) = standing {
+        assert!(standing.withdraw().await.unwrap().is_none());
+    }
 }
 
 async fn of_several_who_stand_each_event_goes_to_one(bed: Bed) {

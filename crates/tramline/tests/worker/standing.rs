@@ -5,7 +5,11 @@ use crate::bed::event;
 use crate::support::{start, until};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::mpsc;
+use tramline::model::id::Incarnation;
+use tramline::model::lane::{Known, Share};
+use tramline::store::verbs::{Claim, Suspects};
 use tramline::{Context, Tramline};
 
 #[tokio::test]
@@ -68,4 +72,52 @@ async fn workers_that_come_and_go_while_others_emit_lose_nothing() {
     assert_eq!(tram.stats("w").await.unwrap().counts.pending(), 0);
     assert_eq!(done(), EMITTERS * EACH);
     assert!(ran.lock().unwrap().values().all(|times| *times == 1));
+}
+
+/// Whoever is served all the time still has to look at everything once in a while.
+#[tokio::test]
+async fn what_has_lapsed_runs_although_others_come_all_the_time() {
+    let tram = Tramline::open("sqlite::memory:").await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let worker = tram.worker("w").topics(["t"]).on_any(move |cx: Context| {
+        let tell = tell.clone();
+        async move { tell.send(cx.event().id).unwrap() }
+    });
+    worker.subscribe().await.unwrap();
+    let lapsing = tram.emit(event("x")).await.unwrap().id();
+    taken_by_a_stranger(&tram).await;
+    let (shutdown, running) = start(worker);
+    let seen = async {
+        let mut seen = false;
+        while !seen {
+            let id = tram.emit(event("x")).await.unwrap().id();
+            loop {
+                let next = told.recv().await.unwrap();
+                seen |= next == lapsing;
+                if next == id {
+                    break;
+                }
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), seen).await.expect("what has lapsed runs");
+    shutdown.start();
+    running.await.unwrap().unwrap();
+}
+
+/// For a moment, and never settled.
+async fn taken_by_a_stranger(tram: &Tramline) {
+    let claim = Claim {
+        subscription: tram.subscription("w").await.unwrap().id,
+        owner: Incarnation::random(),
+        max_events: 1,
+        max_bytes: 1 << 20,
+        lease: Some(Duration::from_millis(100)),
+        suspects: Suspects::Leave,
+        share: Share::ALL,
+        known: Known::All,
+        single: false,
+        now: None,
+    };
+    assert_eq!(tram.store().claim(claim).await.unwrap().slices.len(), 1);
 }

@@ -6,7 +6,7 @@ use super::order;
 use super::rows::{SLICE, apply, one_chunk, slice};
 use super::rules;
 use super::session::Session;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::id::SubscriptionId;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::{Policy, Subscription};
@@ -54,6 +54,10 @@ pub(super) fn claim_ready(session: &Session<'_>, wish: &Claim) -> Result<RawClai
     let (conn, id) = (session.conn, wish.subscription);
     let subscription = session.catalog.require_subscription(id)?;
     let policy = &subscription.policy;
+    if policy.is_ordered() {
+        let remedy = "claim when there is a hint: an owner has to know at every moment which lanes it holds";
+        return Err(Error::invalid("a claim with order cannot stand", remedy));
+    }
     let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
     if !policy.limits.is_none() || policy.compact {
         raw = claim(session, wish)?;

@@ -126,8 +126,8 @@ impl Group {
 /// Emits that are written together.
 pub(super) struct Taken {
     waiting: Vec<Waiting>,
-    /// Their events, once they are written. They are freed by a thread that makes such events, which can use the memory again; this one
-    /// would have to lock the other's for each piece.
+    /// Their events, once they are written. Where they are many, those who are told free them: their threads make such events and can use the
+    /// memory again, while this one would have to lock the others' for each piece.
     written: Vec<Vec<Event>>,
 }
 

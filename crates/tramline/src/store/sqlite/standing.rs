@@ -11,11 +11,13 @@ use crate::store::standing::{Served, Standing, Waiting, stand};
 use crate::store::verbs::{Claim, Emission};
 use rusqlite::Connection;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// More events than this are left to a hint: reading them back would hold the writer up.
-const FEW: usize = 256;
+const MANY: usize = 256;
+/// How often everybody looks by himself.
+const SOON: Duration = Duration::from_secs(1);
 
 /// The claims that wait.
 #[derive(Debug, Default)]
@@ -65,13 +67,18 @@ impl Board {
     /// Takes those off the board that wait for what was emitted.
     fn wanting(&self, emitted: &[Answer]) -> Vec<Waiting> {
         let mut all = self.all();
-        if all.is_empty() || emissions(emitted).map(|emission| emission.events.len()).sum::<usize>() > FEW {
+        if all.is_empty() || emissions(emitted).map(|emission| emission.events.len()).sum::<usize>() > MANY {
             return Vec::new();
         }
         let is_wanted = |waiting: &mut Waiting| {
             emissions(emitted).any(|one| one.wake.contains(&waiting.claim.subscription))
         };
         all.extract_if(.., is_wanted).collect()
+    }
+
+    /// Nobody is served any more.
+    pub(super) fn close(&self) {
+        self.all().clear();
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Waiting>> {
@@ -104,10 +111,11 @@ fn is_full(raw: &RawClaim, wish: &Claim) -> bool {
     rest.max_events == 0 || rest.max_bytes == 0
 }
 
-/// True if a claim that could have taken more ended because there was nothing.
+/// True if a claim that could have taken more ended because there was nothing, now or soon: of what is due later everybody knows who looks by
+/// himself.
 fn leaves_nothing(raw: &RawClaim) -> bool {
     let held_back = raw.limited || raw.suspects_wait || raw.backfilling || raw.stopped_by.is_some();
-    !held_back && raw.next_due.is_none_or(|due| due > raw.now)
+    !held_back && raw.next_due.is_none_or(|due| due > raw.now.after(SOON))
 }
 
 fn emissions(emitted: &[Answer]) -> impl Iterator<Item = &Emission> {

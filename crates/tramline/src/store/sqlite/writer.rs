@@ -64,8 +64,8 @@ impl Writer {
         let (group, board) = (emits.clone(), standing.clone());
         let thread = std::thread::Builder::new().name("tramline-sqlite".into());
         let write = move || {
-            let open = Open(group);
-            Thread { conn, cache, board }.write_all(&open.0, queue);
+            let open = Open { group, board };
+            Thread { conn, cache, open: &open }.write_all(queue);
         };
         thread.spawn(write).map_err(|error| {
             Error::unavailable("the writing thread could not be started", "check the limits of the process")
@@ -116,25 +116,29 @@ fn closed() -> Error {
     Error::unavailable("the store is closed", "open it again")
 }
 
-/// Emits are written as long as this lives. However the thread ends, be it by a panic, nobody waits for it any more.
-struct Open(Arc<Group>);
+/// Emits are written and claims may stand as long as this lives. However the thread ends, be it by a panic, nobody waits for it any more.
+struct Open {
+    group: Arc<Group>,
+    board: Arc<Board>,
+}
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.close();
+        self.group.close();
+        self.board.close();
     }
 }
 
 /// What the thread has to itself.
-struct Thread {
+struct Thread<'a> {
     conn: Connection,
     cache: Arc<CatalogCache>,
-    board: Arc<Board>,
+    open: &'a Open,
 }
 
-impl Thread {
-    fn write_all(&self, emits: &Group, mut queue: mpsc::Receiver<Work>) {
-        let (conn, cache) = (&self.conn, &*self.cache);
+impl Thread<'_> {
+    fn write_all(&self, mut queue: mpsc::Receiver<Work>) {
+        let (conn, cache, emits) = (&self.conn, &*self.cache, &*self.open.group);
         let mut synced = Durable::Yes;
         let mut jobs = Vec::with_capacity(GROUP);
         while let Some(first) = next(&mut queue, emits) {
@@ -154,7 +158,7 @@ impl Thread {
             let begun = begin(conn, if durable { Durable::Yes } else { Durable::No }, &mut synced);
             match begun.and_then(|()| group.write(conn, cache)) {
                 Ok(mut emitted) => {
-                    let serving = self.board.serve(conn, cache, &mut emitted);
+                    let serving = self.open.board.serve(conn, cache, &mut emitted);
                     let answers = jobs.drain(..).map(|job| (job.run)(Ok((conn, cache)))).collect();
                     self.commit((group, emitted), serving, answers);
                 }
@@ -232,6 +236,10 @@ pub(super) fn in_savepoint<T>(
     job: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<T> {
     tracing::trace!(target: "tramline::query", "step");
+    if conn.is_autocommit() {
+        // The one before it failed so badly that everything was undone. A savepoint by itself would be a transaction, and be committed.
+        return Err(Error::unavailable("the transaction was given up", "try again"));
+    }
     conn.prepare_cached("SAVEPOINT job")?.execute([])?;
     let result = job(conn);
     if result.is_err() {

@@ -18,7 +18,7 @@ pub struct Emit {
 pub struct Emission {
     /// One entry per event, in the order they were given.
     pub events: Vec<Emitted>,
-    /// Subscriptions that have new work.
+    /// Subscriptions that have new work of which somebody has to be told.
     pub wake: Vec<SubscriptionId>,
     /// True when the idempotency key was known: this is the first receipt, and nothing was stored now.
     pub repeated: bool,
