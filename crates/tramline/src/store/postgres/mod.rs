@@ -108,7 +108,8 @@ impl PostgresStore {
     /// Connects and brings the database up to date. Any number of processes may do so at once.
     ///
     /// # Errors
-    /// `Unavailable` when the server cannot be reached or is too old; `Conflict` when a newer version migrated it.
+    /// `Unavailable` when the server cannot be reached or is too old; `Conflict` when a newer version migrated it, or
+    /// other migrations than this one has.
     pub async fn open(options: PostgresOptions) -> Result<PostgresStore> {
         // A start-up parameter that poolers refuse; it only concerns floating-point numbers, of which there are none.
         let mut connect = options.connect.extra_float_digits(None);

@@ -155,10 +155,15 @@ BEGIN
     END IF;
 END $$;
 
+-- Whether a pattern means a text: the same as model::pattern. * is one segment, a final ** all that follow, or none.
+CREATE FUNCTION tramline_matches(pattern text, name text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
+$$ SELECT pattern = '**' OR name ~ ('^' || replace(replace(regexp_replace(pattern, '/[*][*]$', ''), '.', '[.]'), '*', '[^/]*')
+    || CASE WHEN right(pattern, 3) = '/**' THEN '(/.*)?$' ELSE '$' END) $$;
+
 -- Whether the filter of a subscription lets an event pass: the same as model::filter. A payload that is not JSON has no fields;
 -- nor has one with a zero character in it, which jsonb cannot hold.
 CREATE FUNCTION tramline_passes(
-    filter jsonb, type text, key text, headers jsonb, payload bytea, content_type text
+    filter jsonb, topic text, type text, key text, headers jsonb, payload bytea, content_type text
 ) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     condition jsonb;
@@ -177,6 +182,7 @@ BEGIN
             END;
         END IF;
         found := CASE
+            WHEN field = 'topic' THEN to_jsonb(topic)
             WHEN field = 'type' THEN to_jsonb(type)
             WHEN field = 'key' THEN to_jsonb(key)
             WHEN field LIKE 'header.%' THEN headers -> substr(field, 8)
@@ -193,6 +199,8 @@ BEGIN
             AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements(condition -> 'in') v WHERE v.value = found)
             AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(condition -> 'prefix') p
                 WHERE jsonb_typeof(found) = 'string' AND starts_with(found #>> '{}', p.value))
+            AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(condition -> 'matches') p
+                WHERE jsonb_typeof(found) = 'string' AND tramline_matches(p.value, found #>> '{}'))
         THEN
             RETURN false;
         END IF;
@@ -283,7 +291,7 @@ BEGIN
     FROM tramline_subscription_topic st JOIN tramline_subscription s ON s.id = st.subscription
     WHERE st.topic = topic_id
     AND NOT coalesce(s.policy::jsonb -> 'draining' @> to_jsonb(topic_name), false)
-    AND tramline_passes(s.policy::jsonb -> 'filter', type, event_key, headers, payload, content_type);
+    AND tramline_passes(s.policy::jsonb -> 'filter', topic_name, type, event_key, headers, payload, content_type);
 
     meta := json_build_array(json_build_array(type, event_key,
         CASE WHEN content_type = 'application/json' THEN '' ELSE coalesce(content_type, '') END,
