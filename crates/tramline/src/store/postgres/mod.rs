@@ -2,7 +2,7 @@
 //!
 //! - `store`: the verbs
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
-//! - `emit` (with `idempotency`), `claim` (with `floor` and `glance`), `order` (with `low`), `settle`: the walk of
+//! - `emit` (with `idempotency` and `aside`), `call`, `claim` (with `floor` and `glance`), `order` (with `low`), `settle`: the walk of
 //!   an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
@@ -13,6 +13,7 @@
 //! locks end with it. So the store also works behind a pooler that gives out connections by the transaction.
 
 mod aside;
+mod call;
 mod catalog;
 mod claim;
 mod compact;
@@ -54,13 +55,12 @@ use crate::model::event::Event;
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::{Time, millis};
 use crate::store::catalog::Catalog;
-use crate::store::claimed::RawClaim;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
 use crate::store::retention::Round;
 use crate::store::rules::OUTLAST;
 use crate::store::spare::{Hot, Spares};
-use crate::store::verbs::{Claim, Emission, Settle, Settled};
+use crate::store::verbs::{Emission, Settle, Settled};
 use floor::Floors;
 use glance::Glances;
 use low::Proofs;
@@ -222,27 +222,6 @@ impl PostgresStore {
             Err(error) => Err(error),
         };
         planner.restore(tx, &self.texts, settled).await
-    }
-
-    /// Step by step; without order, and if a floor is given, only what became due after it.
-    async fn claim_by_steps(&self, claim: &Claim, floor: Option<Time>) -> Result<(RawClaim, Arc<Catalog>)> {
-        // At least once needs no sync: a claim that a power cut undoes is simply due again. What is consumed must stay so.
-        let known = self.cache.get();
-        let subscription = known.require_subscription(claim.subscription);
-        let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
-        let begin = Begin { may_be_lost, claims: true, ..Begin::writing(claim.now, claim.subscription) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
-            session.floor = floor.unwrap_or(session.floor);
-            if session.catalog.require_subscription(claim.subscription)?.policy.is_ordered() {
-                session.proven = self.proofs.prove(session, claim.subscription).await?;
-            }
-            Ok((claim::claim(session, claim).await?, session.catalog.clone()))
-        })
-    }
-
-    async fn settle_by_steps(&self, settle: &Settle) -> Result<Settled> {
-        let begin = Begin::writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::settle(session, settle))
     }
 
     async fn connection(&self) -> Result<Hot<'_, Postgres>> {
