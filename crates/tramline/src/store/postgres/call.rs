@@ -117,13 +117,16 @@ impl PostgresStore {
         let subscription = known.require_subscription(claim.subscription);
         let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
         let begin = Begin { may_be_lost, claims: true, ..Begin::writing(claim.now, claim.subscription) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
-            session.floor = floor.unwrap_or(session.floor);
-            if session.catalog.require_subscription(claim.subscription)?.policy.is_ordered() {
-                session.proven = self.proofs.prove(session, claim.subscription).await?;
-            }
-            Ok((claim::claim(session, claim).await?, session.catalog.clone()))
-        })
+        let (raw, catalog, look) =
+            step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
+                session.floor = floor.unwrap_or(session.floor);
+                session.proofs = Some(&self.proofs);
+                Ok((claim::claim(session, claim).await?, session.catalog.clone(), session.look.take()))
+            })?;
+        if let Some(look) = look {
+            self.proofs.keep(&look);
+        }
+        Ok((raw, catalog))
     }
 
     /// Remembers how long it took to look at everything, and whether something is left.
