@@ -177,10 +177,10 @@ impl Proof {
 /// The last number that was drawn, and after that who writes to the topics of a subscription. Nothing if it may have other topics by now. From
 /// here on the transaction is one that waits for the disk, of this server at least.
 async fn look(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Seen>> {
-    let sql = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END, \
+    // Not as a table: its row is changed in place, and has a number 32 higher for a moment.
+    let sql = "SELECT coalesce(pg_sequence_last_value('tramline_chunk_number'::regclass), 0), \
                (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
-               CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'local', true) END \
-               FROM tramline_chunk_number";
+               CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'local', true) END";
     let row = session.query(sql).fetch_one(&mut *session.conn).await?;
     let (drawn, server) = (ChunkId(row.try_get(0)?), row.try_get(1)?);
     let catalog = session.catalog.clone();
