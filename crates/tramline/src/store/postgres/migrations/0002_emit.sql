@@ -110,11 +110,12 @@ BEGIN
     END IF;
 END $$;
 
--- The same for a plan of one event: what most emits come to, without arrays.
-CREATE FUNCTION tramline_emit_one(
+-- The same for a plan of one chunk that has one event, or several without keys, all due at the same time: what most emits come to, and in
+-- half the time.
+CREATE FUNCTION tramline_emit_chunk(
     plan_version bigint, at_time bigint, wait_ms bigint, topic_id bigint, event_key text, event_state bytea,
-    weight int, chunk_meta text, chunk_body bytea, after_ms bigint, due bigint,
-    slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[],
+    events int, weight int, chunk_meta text, chunk_body bytea, after_ms bigint, due bigint,
+    slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[], slice_masks bigint[],
     OUT stored_at bigint, OUT new_chunk bigint, OUT prev bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -143,12 +144,12 @@ BEGIN
     new_chunk := nextval('tramline_chunk_number');
     due_time := coalesce(stored_at + after_ms, greatest(due, stored_at));
     INSERT INTO tramline_chunk (chunk, topic, emitted_at, count, bytes, meta, prevs, body)
-    VALUES (new_chunk, topic_id, stored_at, 1, weight, chunk_meta,
+    VALUES (new_chunk, topic_id, stored_at, events, weight, chunk_meta,
         CASE WHEN event_key IS NOT NULL THEN ARRAY[prev] END, chunk_body);
     INSERT INTO tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes)
-    SELECT new_chunk, s.subscription, 0, s.lane, s.rank, CASE WHEN s.lane = 0 THEN due_time ELSE new_chunk END, 1,
-        due_time, weight
-    FROM unnest(slice_subscriptions, slice_lanes, slice_ranks) AS s(subscription, lane, rank);
+    SELECT new_chunk, s.subscription, 0, s.lane, s.rank, CASE WHEN s.lane = 0 THEN due_time ELSE new_chunk END,
+        s.mask, due_time, weight
+    FROM unnest(slice_subscriptions, slice_lanes, slice_ranks, slice_masks) AS s(subscription, lane, rank, mask);
     IF event_key IS NOT NULL THEN
         UPDATE tramline_head h SET last_id = new_chunk * 64, state = coalesce(event_state, h.state)
         WHERE h.topic = topic_id AND h.key = event_key;
