@@ -34,6 +34,8 @@ pub(super) struct With {
     pub(super) now: Option<Time>,
     /// How long to wait for a key.
     pub(super) wait: Option<Duration>,
+    /// What to tell whoever waits, once it is committed. Only for a [`Plain`] plan, and not inside of a transaction.
+    pub(super) hint: Option<String>,
 }
 
 impl With {
@@ -94,13 +96,16 @@ impl PostgresStore {
         now: Option<Time>,
         wait: Duration,
     ) -> Result<Vec<Result<Emission>>> {
+        let emitting = self.speech.emit();
         for _ in 0..TRIES {
             self.create_topics(units.iter().flatten().map(Event::topic), Tries::few(), wait).await?;
             let mut conn = self.connection().await?;
             let catalog = self.catalog(&mut conn).await?;
             let Some(plan) = self.plan(units, &catalog) else { continue };
-            let version = Some(catalog.version);
-            let with = With { version, now, wait: Some(wait) };
+            let lone = !self.texts.pooled && units.len() == 1 && Plain::of(&plan).is_some();
+            let told = if lone { emitting.hint(plan.wake(0)) } else { None };
+            let hint = told.as_ref().map(|(_, hint)| hint.clone());
+            let with = With { version: Some(catalog.version), now, wait: Some(wait), hint };
             let stored = if self.texts.pooled {
                 let mut tx = sqlx::Connection::begin(&mut *conn).await?;
                 self.texts.query(POOLED).execute(&mut *tx).await?;
@@ -112,7 +117,12 @@ impl PostgresStore {
             };
             conn.keep();
             if let Some(numbers) = stored {
-                return Ok(numbers.emissions(&plan, units.len()).into_iter().map(Ok).collect());
+                let mut emissions = numbers.emissions(&plan, units.len());
+                if let Some((voice, _)) = told {
+                    voice.ring(plan.wake(0));
+                    emissions.iter_mut().for_each(|emission| emission.hinted = true);
+                }
+                return Ok(emissions.into_iter().map(Ok).collect());
             }
             self.cache.set(Arc::default());
         }
@@ -237,13 +247,15 @@ impl PostgresStore {
         plain: Plain<'_>,
         with: With,
     ) -> Result<Option<Stored>> {
-        let sql = "SELECT stored_at, new_chunk, prev FROM tramline_emit_chunk($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
-                   $12, $13, $14, $15, $16)";
+        let quiet = "SELECT stored_at, new_chunk, prev FROM tramline_emit_chunk($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
+                     $12, $13, $14, $15, $16)";
+        let telling = "CALL tramline_emit_and_tell($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, \
+                       $17, $18, NULL, NULL, NULL)";
         let Plain { chunk, head, due } = plain;
         let slices = &chunk.slices;
         let query = self
             .texts
-            .query(sql)
+            .query(if with.hint.is_some() { telling } else { quiet })
             .bind(with.version)
             .bind(with.now.map(|now| now.0))
             .bind(with.wait.map(millis))
@@ -260,6 +272,10 @@ impl PostgresStore {
             .bind(slices.iter().map(|slice| slice.lane.0).collect::<Vec<i64>>())
             .bind(slices.iter().map(|slice| i64::from(slice.priority)).collect::<Vec<i64>>())
             .bind(slices.iter().map(|slice| slice.mask.to_i64()).collect::<Vec<i64>>());
+        let query = match with.hint {
+            Some(hint) => query.bind(self.wake_channel()).bind(hint),
+            None => query,
+        };
         let row = query.fetch_one(conn).await?;
         let Some(chunk) = row.try_get::<Option<i64>, _>(1)? else { return Ok(None) };
         let heads = row.try_get::<Option<i64>, _>(2)?.into_iter().collect();

@@ -2,7 +2,7 @@
 //!
 //! - `store`: the verbs
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
-//! - `emit` (with `idempotency` and `aside`), `call`, `claim` (with `floor` and `glance`), `order` (with `low`), `settle`: the walk of
+//! - `emit` (with `idempotency`, `aside` and `tell`), `call`, `claim` (with `floor` and `glance`), `order` (with `low`), `settle`: the walk of
 //!   an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
@@ -44,6 +44,7 @@ mod step;
 mod store;
 mod sweep;
 mod tally;
+mod tell;
 mod token;
 mod unique;
 
@@ -61,6 +62,7 @@ use crate::store::retention::Round;
 use crate::store::rules::OUTLAST;
 use crate::store::spare::{Hot, Spares};
 use crate::store::verbs::{Emission, Settle, Settled};
+use crate::wake::relay::Voice;
 use floor::Floors;
 use glance::Glances;
 use low::Proofs;
@@ -72,6 +74,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use step::{Tries, step};
+use tell::Speech;
 use tokio::sync::Semaphore;
 
 /// How long a step waits for a free connection.
@@ -96,6 +99,7 @@ pub struct PostgresStore {
     proofs: Proofs,
     glances: Glances,
     round: Round,
+    speech: Speech,
     /// Spreads events without a key over the lanes.
     spread: AtomicU64,
     /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
@@ -154,6 +158,7 @@ impl PostgresStore {
             proofs: Proofs::default(),
             glances: Glances::default(),
             round: Round::default(),
+            speech: Speech::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
             creating: Semaphore::new(1),
@@ -177,6 +182,11 @@ impl PostgresStore {
     /// commas between them.
     pub fn wake_channel(&self) -> String {
         format!("{}.tramline_wake", self.texts.schema)
+    }
+
+    /// Lets emits say hints over this store's own channel.
+    pub(crate) fn speak_with(&self, voice: Voice) {
+        self.speech.begin(voice);
     }
 
     /// The statement that finds due work, to be given to `EXPLAIN`: its values are the subscription, the state (0 is ready),

@@ -156,6 +156,25 @@ BEGIN
     END IF;
 END $$;
 
+-- The same in a transaction of its own, and then the hint for whoever waits: it is on its way before the emitter is answered. In a second
+-- transaction, because one that notifies has a lock that all of them share, and must not have it while its commit waits for the disk.
+CREATE PROCEDURE tramline_emit_and_tell(
+    plan_version bigint, at_time bigint, wait_ms bigint, topic_id bigint, event_key text, event_state bytea,
+    events int, weight int, chunk_meta text, chunk_body bytea, after_ms bigint, due bigint,
+    slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[], slice_masks bigint[], channel text, hint text,
+    INOUT stored_at bigint, INOUT new_chunk bigint, INOUT prev bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT e.stored_at, e.new_chunk, e.prev INTO stored_at, new_chunk, prev
+    FROM tramline_emit_chunk(plan_version, at_time, wait_ms, topic_id, event_key, event_state, events, weight, chunk_meta,
+        chunk_body, after_ms, due, slice_subscriptions, slice_lanes, slice_ranks, slice_masks) e;
+    COMMIT;
+    -- A queue without room would turn what is stored into an error.
+    IF new_chunk IS NOT NULL AND pg_notification_queue_usage() < 0.5 THEN
+        PERFORM set_config('synchronous_commit', 'off', true), pg_notify(channel, hint);
+    END IF;
+END $$;
+
 -- Whether a pattern means a text: the same as model::pattern. * is one segment, a final ** all that follow, or none.
 CREATE FUNCTION tramline_matches(pattern text, name text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
 $$ SELECT pattern = '**' OR name ~ ('^' || replace(replace(regexp_replace(pattern, '/[*][*]$', ''), '.', '[.]'), '*', '[^/]*')
