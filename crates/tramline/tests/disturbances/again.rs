@@ -34,6 +34,7 @@ pub(crate) async fn run() {
     let store = PostgresStore::open(place.url.parse().unwrap()).await.unwrap();
     let id = subscribe(&store).await;
     for crash in [Crash::Process, Crash::Server] {
+        place.settle_down().await;
         let first = emit(&store).await;
         // From here on nobody writes to the disk but who waits for it.
         let log_writer = place.log_writer().await;
@@ -139,5 +140,5 @@ async fn insist<T, F: Future<Output = Result<T>>>(what: impl Fn() -> F) -> T {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, tries).await.unwrap()
+    tokio::time::timeout(3 * PATIENCE, tries).await.unwrap()
 }

@@ -84,6 +84,11 @@ impl Place {
         self.control("start");
     }
 
+    /// What tests before this one have written need not be recovered after a crash of PostgreSQL: that may take long.
+    pub(crate) async fn settle_down(&self) {
+        run_on_postgres("CHECKPOINT").await;
+    }
+
     /// The process of PostgreSQL that writes the log to the disk when nobody waits for it.
     pub(crate) async fn log_writer(&self) -> u32 {
         use sqlx::Connection;
