@@ -226,7 +226,11 @@ impl Options {
             Opened::Postgres(store) => {
                 let options: PostgresOptions = self.url.parse()?;
                 match self.listen_url.as_deref().or_else(|| options.listen_url()) {
-                    Some(url) => Arc::new(Relay::postgres(url, &store.wake_channel())),
+                    Some(url) => {
+                        let relay = Relay::postgres(url, &store.wake_channel());
+                        store.speak_with(relay.voice());
+                        Arc::new(relay)
+                    }
                     None => Arc::new(InProcess::new()),
                 }
             }

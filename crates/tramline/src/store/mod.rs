@@ -19,6 +19,7 @@ pub(crate) mod lanes;
 pub(crate) mod letters;
 pub(crate) mod limit;
 pub(crate) mod mend;
+pub(crate) mod migration;
 pub mod mysql;
 pub mod postgres;
 pub(crate) mod proven;

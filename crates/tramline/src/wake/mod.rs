@@ -76,6 +76,11 @@ impl Bells {
         Listener { bell: self.all.subscribe(), audience: self.audience.clone() }
     }
 
+    pub(crate) fn are_heard(&self, subscriptions: &[SubscriptionId]) -> bool {
+        let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        subscriptions.iter().filter_map(|id| bells.get(id)).any(|bell| bell.receiver_count() > 0)
+    }
+
     pub(crate) fn ring(&self, subscriptions: &[SubscriptionId]) {
         self.all.send_replace(());
         let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,7 @@
 //! Hints between processes on PostgreSQL: LISTEN and NOTIFY, each on a connection of its own.
 //!
-//! NOTIFY takes a lock that all notifying commits share, so it never runs inside an emit.
+//! NOTIFY takes a lock that all notifying commits share, so it never runs inside the transaction of an emit. Hints of lone emits are not said
+//! here, but by the server that stores them (`store/postgres/tell.rs`).
 
 use crate::wake::relay::{Broken, Channel, Ear, Mouth, Relay};
 use async_trait::async_trait;

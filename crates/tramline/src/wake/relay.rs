@@ -69,6 +69,11 @@ impl Voice {
         (ids.len() <= IDS).then(|| hint(self.me, ids))
     }
 
+    /// True if somebody in this process listens to one of them.
+    pub(crate) fn is_heard(&self, ids: &[SubscriptionId]) -> bool {
+        self.outbox.bells.are_heard(ids)
+    }
+
     /// The same hint for this process, which does not listen to itself.
     pub(crate) fn ring(&self, ids: &[SubscriptionId]) {
         self.outbox.bells.ring(ids);

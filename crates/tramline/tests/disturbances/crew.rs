@@ -49,11 +49,6 @@ impl<'a> Crew<'a> {
         self.processes[WORKERS].try_wait().unwrap().is_some_and(|status| status.success())
     }
 
-    pub(crate) fn signal(&self, worker: usize, signal: &str) {
-        let process = self.worker(worker).to_string();
-        assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
-    }
-
     fn spawn(&self, number: usize, role: &str, first: u64) -> Child {
         Command::new(std::env::current_exe().unwrap())
             .env(ROLE, role)
@@ -77,4 +72,8 @@ impl Drop for Crew<'_> {
             process.wait().ok();
         }
     }
+}
+
+pub(crate) fn signal(signal: &str, process: u32) {
+    assert!(Command::new("kill").args([signal, &process.to_string()]).status().unwrap().success());
 }

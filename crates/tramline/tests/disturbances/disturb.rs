@@ -1,7 +1,7 @@
 //! The disturbances. They come in rounds in which each kind has its turn, in any order.
 
 use crate::chance::Chance;
-use crate::crew::{Crew, WORKERS};
+use crate::crew::{Crew, WORKERS, signal};
 use crate::place::Place;
 use crate::proxy::{Mode, Proxy};
 use crate::recorder::{Caught, Recorder};
@@ -136,9 +136,9 @@ impl<'a> Disturber<'a> {
 
     async fn stop(&mut self, victim: usize) {
         let caught = self.recorder.catch(self.crew.worker(victim)).await;
-        self.crew.signal(victim, "-STOP");
+        signal("-STOP", self.crew.worker(victim));
         self.outlast(&caught).await;
-        self.crew.signal(victim, "-CONT");
+        signal("-CONT", self.crew.worker(victim));
     }
 
     async fn stall(&mut self, victim: usize) {

@@ -5,7 +5,7 @@
 //! - `process`, `worker`, `emitter`: the processes, which are this same program; `crew` starts and ends them
 //! - `disturb`, `proxy`, `stale`: what is done to them
 //! - `recorder`, `check`: what they did, and what must be true of it
-//! - `power`: what a server has acknowledged when it dies
+//! - `power`: what a server has acknowledged when it dies; `again`: what it had not written down then
 //!
 //! `TRAMLINE_DISTURBANCES` says how many disturbances there are on each store. `TRAMLINE_SEED` repeats those of another run.
 
@@ -15,6 +15,7 @@
     reason = "a test program: a panic is a failure, and it talks"
 )]
 
+mod again;
 mod chance;
 mod check;
 mod crew;
@@ -71,6 +72,12 @@ async fn main() {
             power::run(store).await;
             passed += 1;
         }
+    }
+    let name = "disturbances_again_postgres";
+    if wanted.is_empty() || wanted.iter().any(|filter| name.contains(filter.as_str())) {
+        println!("test {name}");
+        again::run().await;
+        passed += 1;
     }
     println!("{passed} passed, 0 failed");
 }

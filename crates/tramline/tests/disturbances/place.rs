@@ -84,6 +84,20 @@ impl Place {
         self.control("start");
     }
 
+    /// What tests before this one have written need not be recovered after a crash of PostgreSQL: that may take long.
+    pub(crate) async fn settle_down(&self) {
+        run_on_postgres("CHECKPOINT").await;
+    }
+
+    /// The process of PostgreSQL that writes the log to the disk when nobody waits for it.
+    pub(crate) async fn log_writer(&self) -> u32 {
+        use sqlx::Connection;
+        let mut connection = sqlx::PgConnection::connect(&postgres()).await.unwrap();
+        let sql = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'";
+        let process: i32 = sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap();
+        process.cast_unsigned()
+    }
+
     fn control(&self, what: &str) {
         if let Some(control) = self.control {
             let control = std::env::var(control).expect("no control of the server: run ./test");

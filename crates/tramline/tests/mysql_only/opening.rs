@@ -52,7 +52,15 @@ async fn a_migration_that_was_left_half_done_is_done_again() {
 #[tokio::test]
 async fn a_database_of_a_newer_version_is_refused() {
     let store = Private::open().await;
-    store.rows("INSERT INTO tramline_migration VALUES (999)").await;
+    store.rows("INSERT INTO tramline_migration VALUES (999, 0)").await;
+    assert_eq!(open(&store.url).await.unwrap_err().kind(), Kind::Conflict);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_database_that_other_migrations_made_is_refused() {
+    let store = Private::open().await;
+    store.rows("UPDATE tramline_migration SET checksum = checksum + 1 WHERE version = 2").await;
     assert_eq!(open(&store.url).await.unwrap_err().kind(), Kind::Conflict);
     store.close().await;
 }

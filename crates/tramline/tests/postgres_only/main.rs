@@ -7,6 +7,7 @@ mod durable;
 mod filters;
 #[path = "../server_only/handlers.rs"]
 mod handlers;
+mod hints;
 #[path = "../server_only/locks.rs"]
 mod locks;
 mod opening;

@@ -4,6 +4,7 @@ use crate::bed::{Private, environment, event, ids, open, read_log, server};
 use sqlx::Row;
 use std::collections::HashSet;
 use std::sync::Arc;
+use tramline::error::Kind;
 use tramline::model::id::{EventId, Incarnation};
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
@@ -70,6 +71,14 @@ async fn the_printed_migrations_are_those_that_run() {
     let again = open(&format!("{}?schema={}", server(), store.schema)).await.unwrap();
     assert!(again.topics().await.unwrap().is_empty());
     again.close().await;
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_database_that_other_migrations_made_is_refused() {
+    let store = Private::open().await;
+    store.rows("UPDATE $s.tramline_migration SET checksum = checksum + 1 WHERE version = 2").await;
+    assert_eq!(open(&store.url).await.unwrap_err().kind(), Kind::Conflict);
     store.close().await;
 }
 

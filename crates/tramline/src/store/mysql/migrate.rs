@@ -4,10 +4,11 @@
 use super::session::exchange;
 use super::sql::Columns;
 use crate::error::{Error, Result};
+use crate::store::migration::{self, Migration, checksum, pending};
 use sqlx::MySqlConnection;
 
 /// Every migration, oldest first. They are never changed once released.
-const MIGRATIONS: &[(i64, &str)] = &[
+const MIGRATIONS: &[Migration] = &[
     (1, include_str!("migrations/0001_core.sql")),
     (2, include_str!("migrations/0002_token.sql")),
     (3, include_str!("migrations/0003_tally.sql")),
@@ -19,8 +20,8 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (9, include_str!("migrations/0009_inbox.sql")),
 ];
 
-const VERSIONS: &str =
-    "CREATE TABLE IF NOT EXISTS tramline_migration (version BIGINT NOT NULL PRIMARY KEY) ENGINE = InnoDB";
+const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version BIGINT NOT NULL PRIMARY KEY, \
+                        checksum BIGINT NOT NULL) ENGINE = InnoDB";
 
 /// How long to wait for another process that is migrating, in seconds.
 const PATIENCE: u32 = 60;
@@ -29,23 +30,25 @@ const PATIENCE: u32 = 60;
 pub(super) fn sql() -> String {
     let mut text = format!("{VERSIONS};\n");
     for (version, sql) in MIGRATIONS {
-        text.push_str(&format!(
-            "\n-- migration {version}\n{sql}INSERT IGNORE INTO tramline_migration VALUES ({version});\n"
-        ));
+        text.push_str(&format!("\n-- migration {version}\n{sql}{};\n", done(*version, sql)));
     }
     text
 }
 
+/// Writes down that a migration was applied.
+fn done(version: i64, sql: &str) -> String {
+    format!("INSERT IGNORE INTO tramline_migration VALUES ({version}, {})", checksum(sql))
+}
+
 /// The version of a database that is up to date.
 pub(super) fn newest() -> i64 {
-    MIGRATIONS.last().map_or(0, |(version, _)| *version)
+    migration::newest(MIGRATIONS)
 }
 
 /// Brings the database up to date.
 pub(super) async fn run(conn: &mut MySqlConnection) -> Result<()> {
-    let newest = newest();
     // Only if need be: creating needs a right that a service may have lost since.
-    if exists(conn).await? && current(conn).await? == newest {
+    if exists(conn).await? && pending(MIGRATIONS, &applied(conn).await?)?.is_empty() {
         return Ok(());
     }
     let lock = format!("SELECT GET_LOCK(CONCAT('tramline ', LEFT(SHA2(DATABASE(), 256), 16)), {PATIENCE})");
@@ -55,24 +58,17 @@ pub(super) async fn run(conn: &mut MySqlConnection) -> Result<()> {
             "try again when it is done",
         ));
     }
-    let migrated = apply(conn, newest).await;
+    let migrated = apply(conn).await;
     number(conn, "SELECT RELEASE_LOCK(CONCAT('tramline ', LEFT(SHA2(DATABASE(), 256), 16)))".to_owned())
         .await?;
     migrated
 }
 
-async fn apply(conn: &mut MySqlConnection, newest: i64) -> Result<()> {
+async fn apply(conn: &mut MySqlConnection) -> Result<()> {
     execute(conn, VERSIONS).await?;
-    let current = current(conn).await?;
-    if current > newest {
-        return Err(Error::conflict(
-            format!("the database is at version {current}, this program knows {newest}"),
-            "run a newer version of the program",
-        ));
-    }
-    for (version, sql) in MIGRATIONS.iter().filter(|(version, _)| *version > current) {
+    for (version, sql) in pending(MIGRATIONS, &applied(conn).await?)? {
         execute(conn, sql).await?;
-        execute(conn, &format!("INSERT IGNORE INTO tramline_migration VALUES ({version})")).await?;
+        execute(conn, &done(*version, sql)).await?;
         tracing::info!(version, "database migrated");
     }
     Ok(())
@@ -84,8 +80,10 @@ async fn exists(conn: &mut MySqlConnection) -> Result<bool> {
     Ok(number(conn, sql.to_owned()).await? > 0)
 }
 
-async fn current(conn: &mut MySqlConnection) -> Result<i64> {
-    number(conn, "SELECT COALESCE(MAX(version), 0) FROM tramline_migration".to_owned()).await
+async fn applied(conn: &mut MySqlConnection) -> Result<Vec<(i64, i64)>> {
+    let mut sets = Vec::new();
+    exchange(conn, "SELECT version, checksum FROM tramline_migration".to_owned(), &mut sets).await?;
+    sets.first().into_iter().flatten().map(|row| Ok((row.int(0)?, row.int(1)?))).collect()
 }
 
 async fn number(conn: &mut MySqlConnection, sql: String) -> Result<i64> {

@@ -118,7 +118,7 @@ impl MysqlStore {
     ///
     /// # Errors
     /// `Unavailable` when the server cannot be reached, is too old, or cannot keep the promises of a store; `Conflict` when a newer
-    /// version migrated it.
+    /// version migrated it, or other migrations than this one has.
     pub async fn open(options: MysqlOptions) -> Result<MysqlStore> {
         // The pool tries until its time is over; this one says at once why it cannot connect.
         let first = async { Ok(MySqlConnection::connect_with(&options.connect).await?) };

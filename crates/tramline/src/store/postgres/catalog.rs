@@ -236,7 +236,7 @@ async fn join_topic(
     let sql = "INSERT INTO tramline_subscription_topic (subscription, topic, backfill_next, backfill_until) \
                SELECT $1, $2, coalesce((SELECT c.chunk FROM tramline_chunk c WHERE c.topic = $2 \
                AND c.emitted_at >= $3 ORDER BY c.topic, c.chunk LIMIT 1), n.last + 1), n.last \
-               FROM (SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS last FROM tramline_chunk_number) n";
+               FROM (SELECT coalesce(pg_sequence_last_value('tramline_chunk_number'::regclass), 0) AS last) n";
     let since = match put.start {
         Start::Now => i64::MAX,
         Start::Beginning => i64::MIN,

@@ -1,12 +1,10 @@
-//! Claim where there is no order: in one call where that is possible, else step by step. Ordered subscriptions: see
-//! [`super::order`].
+//! Claims step by step, and all of it where there is no order. Ordered subscriptions: see [`super::order`].
 
-use super::PostgresStore;
 use super::compact::compact;
 use super::limit;
 use super::order;
-use super::rows::{apply, chunk_at, chunks, claimed_slice, slices};
-use super::session::{POOLED, Session};
+use super::rows::{apply, chunks, slices};
+use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::mask::Mask;
@@ -24,13 +22,8 @@ use crate::store::limit::{take_by_key, take_suspect};
 use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Suspects};
 use sqlx::Row;
-use sqlx::postgres::PgRow;
 use std::collections::HashMap;
-use tokio::time::Instant;
 
-/// Where the columns of the chunk and of the claim itself begin in a row of `tramline_claim_due`.
-pub(super) const CHUNK: usize = 16;
-pub(super) const AT: usize = 22;
 /// How many expired leases one claim looks after.
 const EXPIRED: i64 = 64;
 
@@ -42,87 +35,6 @@ pub(super) struct Outlook {
     pub(super) expired: bool,
     /// There are suspects.
     pub(super) suspects: bool,
-}
-
-impl PostgresStore {
-    /// What most claims come to, in one round trip; see `migrations/0003_claim.sql`.
-    pub(super) async fn claim_due(&self, claim: &Claim, policy: &Policy, version: i64) -> Result<Due> {
-        let plain = policy.limits.is_none() && !policy.is_ordered() && !policy.compact;
-        if !plain || claim.single || claim.max_events == 0 {
-            return Ok(Due::Undecided);
-        }
-        let taker = Taker::new(claim, policy, Time(0));
-        let sql = "SELECT * FROM tramline_claim_due($1, $2, $3, $4, $5, $6, $7, $8)";
-        let query = self
-            .texts
-            .query(sql)
-            .bind(version)
-            .bind(claim.subscription.0)
-            .bind(claim.owner.0)
-            .bind(claim.now.map(|now| now.0))
-            .bind(taker.until.0)
-            .bind(taker.state() as i16)
-            .bind(i64::from(taker.events))
-            .bind(taker.bytes);
-        let rows = if self.texts.pooled {
-            let mut tx = self.begin().await?;
-            self.texts.query(POOLED).execute(&mut *tx).await?;
-            let rows = query.fetch_all(&mut *tx).await?;
-            tx.commit().await?;
-            rows
-        } else {
-            let mut conn = self.connection().await?;
-            let rows = query.fetch_all(&mut *conn).await?;
-            conn.keep();
-            rows
-        };
-        read_due(&rows, &taker)
-    }
-
-    /// Remembers how long it took to look at everything, and whether something is left.
-    pub(super) fn looked(&self, claim: &Claim, raw: &RawClaim, began: Instant) {
-        if claim.now.is_some() {
-            return;
-        }
-        let rest = raw.rest_of(claim);
-        let all = rest.max_events > 0 && rest.max_bytes > 0 && raw.stopped_by.is_none() && !raw.backfilling;
-        self.floors.looked(claim.subscription, began, Instant::now(), all.then_some(raw.now));
-    }
-}
-
-/// What a claim in one round trip came to.
-pub(super) enum Due {
-    /// Nothing was taken: there is more to decide.
-    Undecided,
-    /// All that is due, or as much as was wanted. `empty`: nothing of any priority is left that is due.
-    All { raw: RawClaim, empty: bool },
-    /// Some, and something is left: somebody else has it locked.
-    Some(RawClaim),
-}
-
-/// The slices, and the last row with the claim itself.
-fn read_due(rows: &[PgRow], taker: &Taker) -> Result<Due> {
-    let Some((last, rows)) = rows.split_last() else { return Ok(Due::Undecided) };
-    let Some(now) = last.try_get::<Option<i64>, _>(AT)? else { return Ok(Due::Undecided) };
-    let mut raw = RawClaim { now: Time(now), until: Time(now + taker.until.0), ..RawClaim::default() };
-    let (mut taken, mut weight) = (0, 0);
-    for row in rows {
-        let slice = claimed_slice(row)?;
-        taken += slice.mask.count();
-        weight += i64::from(slice.bytes);
-        raw.chunks.insert(slice.chunk, chunk_at(row, CHUNK)?);
-        raw.slices.push(slice);
-    }
-    if taken == taker.events || weight >= taker.bytes {
-        return Ok(Due::All { raw, empty: false });
-    }
-    if last.try_get::<Option<bool>, _>(AT + 2)? == Some(true) {
-        return Ok(Due::Some(raw));
-    }
-    let next = last.try_get::<Option<i64>, _>(AT + 1)?.map(Time);
-    let own = (taken > 0).then_some(raw.until);
-    raw.next_due = [next, own].into_iter().flatten().min();
-    Ok(Due::All { raw, empty: last.try_get(AT + 3)? })
 }
 
 /// Takes events. Decoding is left to the caller, outside the transaction.

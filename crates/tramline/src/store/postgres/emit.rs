@@ -34,6 +34,8 @@ pub(super) struct With {
     pub(super) now: Option<Time>,
     /// How long to wait for a key.
     pub(super) wait: Option<Duration>,
+    /// What to tell whoever waits, once it is committed. Only for a [`Plain`] plan, and not inside of a transaction.
+    pub(super) hint: Option<String>,
 }
 
 impl With {
@@ -94,13 +96,16 @@ impl PostgresStore {
         now: Option<Time>,
         wait: Duration,
     ) -> Result<Vec<Result<Emission>>> {
+        let emitting = self.speech.emit();
         for _ in 0..TRIES {
             self.create_topics(units.iter().flatten().map(Event::topic), Tries::few(), wait).await?;
             let mut conn = self.connection().await?;
             let catalog = self.catalog(&mut conn).await?;
             let Some(plan) = self.plan(units, &catalog) else { continue };
-            let version = Some(catalog.version);
-            let with = With { version, now, wait: Some(wait) };
+            let lone = !self.texts.pooled && units.len() == 1 && Plain::of(&plan).is_some();
+            let told = if lone { emitting.hint(plan.wake(0)) } else { None };
+            let hint = told.as_ref().map(|(_, hint)| hint.clone());
+            let with = With { version: Some(catalog.version), now, wait: Some(wait), hint };
             let stored = if self.texts.pooled {
                 let mut tx = sqlx::Connection::begin(&mut *conn).await?;
                 self.texts.query(POOLED).execute(&mut *tx).await?;
@@ -112,7 +117,12 @@ impl PostgresStore {
             };
             conn.keep();
             if let Some(numbers) = stored {
-                return Ok(numbers.emissions(&plan, units.len()).into_iter().map(Ok).collect());
+                let mut emissions = numbers.emissions(&plan, units.len());
+                if let Some((voice, _)) = told {
+                    voice.ring(plan.wake(0));
+                    emissions.iter_mut().for_each(|emission| emission.hinted = true);
+                }
+                return Ok(emissions.into_iter().map(Ok).collect());
             }
             self.cache.set(Arc::default());
         }
@@ -177,8 +187,8 @@ impl PostgresStore {
         plan: &EmitPlan,
         with: With,
     ) -> Result<Option<Stored>> {
-        if let Some(one) = One::of(plan) {
-            return self.store_one(conn, one, with).await;
+        if let Some(plain) = Plain::of(plan) {
+            return self.store_plain(conn, plain, with).await;
         }
         let sql = "SELECT stored_at, chunks, heads FROM tramline_emit_group($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, \
                    $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)";
@@ -231,27 +241,41 @@ impl PostgresStore {
         Ok(Some(Stored { chunks: chunks.into_iter().map(ChunkId).collect(), heads: row.try_get(2)? }))
     }
 
-    async fn store_one(&self, conn: &mut PgConnection, one: One<'_>, with: With) -> Result<Option<Stored>> {
-        let sql = "SELECT stored_at, new_chunk, prev FROM tramline_emit_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
-                   $12, $13, $14)";
-        let One { chunk, head, due } = one;
+    async fn store_plain(
+        &self,
+        conn: &mut PgConnection,
+        plain: Plain<'_>,
+        with: With,
+    ) -> Result<Option<Stored>> {
+        let quiet = "SELECT stored_at, new_chunk, prev FROM tramline_emit_chunk($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
+                     $12, $13, $14, $15, $16)";
+        let telling = "CALL tramline_emit_and_tell($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, \
+                       $17, $18, NULL, NULL, NULL)";
+        let Plain { chunk, head, due } = plain;
+        let slices = &chunk.slices;
         let query = self
             .texts
-            .query(sql)
+            .query(if with.hint.is_some() { telling } else { quiet })
             .bind(with.version)
             .bind(with.now.map(|now| now.0))
             .bind(with.wait.map(millis))
             .bind(chunk.topic.0)
             .bind(head.map(|head| head.key.clone()))
             .bind(head.and_then(|head| head.state.as_ref()).map(|state| state.to_vec()))
+            .bind(chunk.count.cast_signed())
             .bind(chunk.bytes.cast_signed())
             .bind(chunk.encoded.meta.clone())
             .bind(chunk.encoded.body.clone())
             .bind(after(due))
             .bind(at(due))
-            .bind(chunk.slices.iter().map(|slice| slice.subscription.0).collect::<Vec<i64>>())
-            .bind(chunk.slices.iter().map(|slice| slice.lane.0).collect::<Vec<i64>>())
-            .bind(chunk.slices.iter().map(|slice| i64::from(slice.priority)).collect::<Vec<i64>>());
+            .bind(slices.iter().map(|slice| slice.subscription.0).collect::<Vec<i64>>())
+            .bind(slices.iter().map(|slice| slice.lane.0).collect::<Vec<i64>>())
+            .bind(slices.iter().map(|slice| i64::from(slice.priority)).collect::<Vec<i64>>())
+            .bind(slices.iter().map(|slice| slice.mask.to_i64()).collect::<Vec<i64>>());
+        let query = match with.hint {
+            Some(hint) => query.bind(self.wake_channel()).bind(hint),
+            None => query,
+        };
         let row = query.fetch_one(conn).await?;
         let Some(chunk) = row.try_get::<Option<i64>, _>(1)? else { return Ok(None) };
         let heads = row.try_get::<Option<i64>, _>(2)?.into_iter().collect();
@@ -259,19 +283,21 @@ impl PostgresStore {
     }
 }
 
-/// A plan of one event.
-struct One<'p> {
+/// A plan of one chunk with one event, or with several that have no keys and nothing to do with each other, all due at the same time.
+struct Plain<'p> {
     chunk: &'p ChunkPlan,
     head: Option<&'p HeadPlan>,
     due: Due,
 }
 
-impl<'p> One<'p> {
-    fn of(plan: &'p EmitPlan) -> Option<One<'p>> {
+impl<'p> Plain<'p> {
+    fn of(plan: &'p EmitPlan) -> Option<Plain<'p>> {
         let [chunk] = &plan.chunks[..] else { return None };
         let due = chunk.slices.first().map_or(Due::After(Duration::ZERO), |slice| slice.due);
-        let plain = chunk.count == 1 && chunk.mains.iter().all(|main| *main == Link::None);
-        plain.then_some(One { chunk, head: plan.heads.first(), due })
+        let plain = chunk.slices.iter().all(|slice| slice.due == due)
+            && chunk.mains.iter().all(|main| *main == Link::None)
+            && (chunk.count == 1 || plan.heads.is_empty());
+        plain.then_some(Plain { chunk, head: plan.heads.first(), due })
     }
 }
 

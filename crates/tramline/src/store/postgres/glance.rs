@@ -5,7 +5,7 @@
 //! look for it again, for a moment. Rules and the catalogue are looked at every time.
 
 use super::PostgresStore;
-use super::claim::{AT, CHUNK};
+use super::call::{AT, CHUNK};
 use super::rows::{chunk_at, claimed_slice};
 use crate::error::Result;
 use crate::model::id::SubscriptionId;

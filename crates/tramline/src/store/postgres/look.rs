@@ -226,9 +226,10 @@ async fn prove(known: &Proven, session: &mut Session<'_>, topic: TopicId) -> Res
     Ok(prove_now(known, session, topic).await?.unwrap_or_else(|| known.get(topic)))
 }
 
-/// The same, up to the last number that was drawn; `None` if somebody is still at it.
+/// The same, up to the last number that is committed; `None` if somebody is still at it. Not up to the last one that was drawn: after a crash
+/// of the server that may be drawn again, and readers would be beyond it.
 async fn prove_now(known: &Proven, session: &mut Session<'_>, topic: TopicId) -> Result<Option<ChunkId>> {
-    let sql = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tramline_chunk_number";
+    let sql = "SELECT greatest(max(chunk), 0) FROM tramline_chunk";
     let last = ChunkId(session.query(sql).fetch_one(&mut *session.conn).await?.try_get(0)?);
     let proven = known.get(topic);
     if last <= proven {

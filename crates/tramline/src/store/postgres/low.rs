@@ -9,6 +9,11 @@
 //! - Emits lock no lane. But they draw numbers under the lock of their topic, so `low` is never raised beyond a number that an open
 //!   transaction may have drawn ([`Proofs`]).
 //! - Who takes from a lane has locked it and writes its row anyway, and raises `low` with that (`write_taken` in `rows.rs`).
+//!
+//! A server that crashes takes numbers back that were drawn and are not on its disk, and they are drawn again. A raised `low` never outlives
+//! such a number: what is read of a sequence is in the server's log before, so whatever brings the one back after a crash brings back the
+//! other. But what a process remembers outlives both, also where only a backend was killed and the server has begun anew without a new
+//! start. So who looks waits with his commit for the disk, and only then it is remembered.
 
 use super::look::writers;
 use super::session::Session;
@@ -53,6 +58,17 @@ pub(super) async fn lower(
     Ok(())
 }
 
+/// Up to where the lanes that a claim has locked may be raised. One look is enough for a step.
+pub(super) async fn prove(session: &mut Session<'_>, id: SubscriptionId) -> Result<Proven> {
+    if let Some(proven) = session.proven {
+        return Ok(proven);
+    }
+    let Some(proofs) = session.proofs else { return Ok(Proven::default()) };
+    let (proven, look) = proofs.prove(session, id).await?;
+    (session.proven, session.look) = (Some(proven), look);
+    Ok(proven)
+}
+
 /// Up to which chunk all that can come into the lanes of a subscription by emits has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Proven {
@@ -65,7 +81,7 @@ pub(super) struct Proven {
 #[derive(Debug, Default)]
 pub(super) struct Proofs(Mutex<HashMap<SubscriptionId, Proof>>);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Proof {
     proven: Proven,
     /// When somebody looked last, and which look that was.
@@ -84,15 +100,34 @@ struct Seen {
     writing: HashSet<String>,
 }
 
+/// A look that is remembered once its transaction is on the disk.
+pub(super) struct Look {
+    id: SubscriptionId,
+    turn: u64,
+    seen: Seen,
+}
+
 impl Proofs {
-    /// Looks once a second, and waits for nobody: a transaction that writes for long only keeps lanes from being cleared.
-    pub(super) async fn prove(&self, session: &mut Session<'_>, id: SubscriptionId) -> Result<Proven> {
+    /// Looks once a second, and waits for nobody: a transaction that writes for long only keeps lanes from being cleared. What it saw counts for
+    /// this transaction at once, and for others when it was committed and [`Proofs::keep`] is told.
+    pub(super) async fn prove(
+        &self,
+        session: &mut Session<'_>,
+        id: SubscriptionId,
+    ) -> Result<(Proven, Option<Look>)> {
         let turn = match self.begin(id, session.now) {
             Ok(turn) => turn,
-            Err(known) => return Ok(known),
+            Err(known) => return Ok((known, None)),
         };
-        let seen = look(session, id).await?;
-        Ok(self.end(id, turn, seen))
+        let look = look(session, id).await?.map(|seen| Look { id, turn, seen });
+        Ok((self.with(id, look.as_ref()), look))
+    }
+
+    /// Remembers a look whose transaction was committed.
+    pub(super) fn keep(&self, look: &Look) {
+        if let Some(proof) = self.proofs().get_mut(&look.id) {
+            proof.add(look);
+        }
     }
 
     /// The number of the look that is to be taken now, or what is known if none is.
@@ -106,13 +141,10 @@ impl Proofs {
         Ok(proof.turn)
     }
 
-    /// Of looks that overlap only the last one counts: an earlier one does not know who began to write since.
-    fn end(&self, id: SubscriptionId, turn: u64, seen: Option<Seen>) -> Proven {
-        let mut proofs = self.proofs();
-        let proof = proofs.entry(id).or_default();
-        if let Some(seen) = seen.filter(|_| proof.turn == turn) {
-            proof.add(seen);
-        }
+    /// What is known, with what a look saw.
+    fn with(&self, id: SubscriptionId, look: Option<&Look>) -> Proven {
+        let mut proof = self.proofs().get(&id).cloned().unwrap_or_default();
+        look.into_iter().for_each(|look| proof.add(look));
         proof.proven
     }
 
@@ -122,7 +154,11 @@ impl Proofs {
 }
 
 impl Proof {
-    fn add(&mut self, seen: Seen) {
+    /// Of looks that overlap only the last one counts: an earlier one does not know who began to write since.
+    fn add(&mut self, Look { turn, seen, .. }: &Look) {
+        if self.turn != *turn {
+            return;
+        }
         if self.proven.server != seen.server {
             let proven = Proven { server: seen.server, ..Proven::default() };
             *self = Proof { proven, at: self.at, turn: self.turn, ..Proof::default() };
@@ -133,15 +169,18 @@ impl Proof {
         if self.writing.is_empty() && !renamed {
             let all = if seen.writing.is_empty() { seen.drawn } else { self.drawn };
             self.proven.chunk = self.proven.chunk.max(all);
-            (self.drawn, self.writing) = (seen.drawn, seen.writing);
+            (self.drawn, self.writing) = (seen.drawn, seen.writing.clone());
         }
     }
 }
 
-/// The last number that was drawn, and after that who writes to the topics of a subscription. Nothing if it may have other topics by now.
+/// The last number that was drawn, and after that who writes to the topics of a subscription. Nothing if it may have other topics by now. From
+/// here on the transaction is one that waits for the disk, of this server at least.
 async fn look(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Seen>> {
-    let sql = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END, \
-               (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint FROM tramline_chunk_number";
+    // Not as a table: its row is changed in place, and has a number 32 higher for a moment.
+    let sql = "SELECT coalesce(pg_sequence_last_value('tramline_chunk_number'::regclass), 0), \
+               (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
+               CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'local', true) END";
     let row = session.query(sql).fetch_one(&mut *session.conn).await?;
     let (drawn, server) = (ChunkId(row.try_get(0)?), row.try_get(1)?);
     let catalog = session.catalog.clone();
@@ -161,7 +200,12 @@ mod tests {
 
     fn look(proofs: &Proofs, now: i64, drawn: i64, writing: &[&str]) -> i64 {
         let turn = proofs.begin(ID, Time(now)).unwrap();
-        proofs.end(ID, turn, Some(seen(1, drawn, writing))).chunk.0
+        kept(proofs, turn, seen(1, drawn, writing)).chunk.0
+    }
+
+    fn kept(proofs: &Proofs, turn: u64, seen: Seen) -> Proven {
+        proofs.keep(&Look { id: ID, turn, seen });
+        proofs.with(ID, None)
     }
 
     fn seen(server: i64, drawn: i64, writing: &[&str]) -> Seen {
@@ -201,7 +245,7 @@ mod tests {
         let early = proofs.begin(ID, Time(0)).unwrap();
         assert_eq!(look(&proofs, 1_000, 20, &["b"]), 0);
         // It ended late, and knows nothing of the one who has begun since.
-        assert_eq!(proofs.end(ID, early, Some(seen(1, 10, &[]))).chunk.0, 0);
+        assert_eq!(kept(&proofs, early, seen(1, 10, &[])).chunk.0, 0);
         assert_eq!(look(&proofs, 2_000, 30, &["b"]), 0);
     }
 
@@ -210,6 +254,18 @@ mod tests {
         let proofs = Proofs::default();
         assert_eq!(look(&proofs, 0, 10, &[]), 10);
         let turn = proofs.begin(ID, Time(1_000)).unwrap();
-        assert_eq!(proofs.end(ID, turn, Some(seen(2, 7, &["a"]))), Proven { chunk: ChunkId(0), server: 2 });
+        assert_eq!(kept(&proofs, turn, seen(2, 7, &["a"])), Proven { chunk: ChunkId(0), server: 2 });
+    }
+
+    /// Its transaction may still be lost, and what it saw with it.
+    #[test]
+    fn what_a_look_saw_counts_for_itself_until_it_is_kept() {
+        let proofs = Proofs::default();
+        let turn = proofs.begin(ID, Time(0)).unwrap();
+        let look = Look { id: ID, turn, seen: seen(1, 10, &[]) };
+        assert_eq!(proofs.with(ID, Some(&look)).chunk, ChunkId(10));
+        assert_eq!(proofs.with(ID, None).chunk, ChunkId(0));
+        proofs.keep(&look);
+        assert_eq!(proofs.with(ID, None).chunk, ChunkId(10));
     }
 }

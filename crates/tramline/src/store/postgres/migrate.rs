@@ -2,10 +2,11 @@
 
 use super::session::qualify;
 use crate::error::{Error, Result};
+use crate::store::migration::{self, Migration, checksum, pending};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
 /// Every migration, oldest first. They are never changed once released.
-const MIGRATIONS: &[(i64, &str)] = &[
+const MIGRATIONS: &[Migration] = &[
     (1, include_str!("migrations/0001_core.sql")),
     (2, include_str!("migrations/0002_emit.sql")),
     (3, include_str!("migrations/0003_claim.sql")),
@@ -22,19 +23,17 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (14, include_str!("migrations/0014_schedule.sql")),
     (15, include_str!("migrations/0015_limit.sql")),
     (16, include_str!("migrations/0016_letters.sql")),
-    (17, include_str!("migrations/0017_filter.sql")),
-    (18, include_str!("migrations/0018_low.sql")),
-    (19, include_str!("migrations/0019_lane_epoch.sql")),
 ];
 
-const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY)";
+const VERSIONS: &str =
+    "CREATE TABLE IF NOT EXISTS tramline_migration (version bigint PRIMARY KEY, checksum bigint NOT NULL)";
 
 /// The oldest server that has everything: bit_count came with 14.
 const OLDEST: i32 = 140_000;
 
 /// The version that all of them make.
 pub(super) fn newest() -> i64 {
-    MIGRATIONS.last().map_or(0, |(version, _)| *version)
+    migration::newest(MIGRATIONS)
 }
 
 /// All migrations as SQL, to be read or run by hand.
@@ -45,13 +44,17 @@ pub(super) fn sql(schema: Option<&str>) -> String {
     }
     text.push_str(&format!("{VERSIONS};\n"));
     for (version, sql) in MIGRATIONS {
-        let done = format!("INSERT INTO tramline_migration VALUES ({version});");
-        text.push_str(&format!("\n-- migration {version}\n{sql}{done}\n"));
+        text.push_str(&format!("\n-- migration {version}\n{sql}{};\n", done(*version, sql)));
     }
     match schema {
         Some(schema) => qualify(&text, schema),
         None => text,
     }
+}
+
+/// Writes down that a migration was applied.
+fn done(version: i64, sql: &str) -> String {
+    format!("INSERT INTO tramline_migration VALUES ({version}, {})", checksum(sql))
 }
 
 /// Brings the database up to date and gives the schema in which the tables are.
@@ -95,19 +98,13 @@ async fn apply(conn: &mut PgConnection, schema: &str) -> Result<()> {
         }
         execute(conn, VERSIONS).await?;
     }
-    let current = format!("SELECT coalesce(max(version), 0) FROM {schema}.tramline_migration");
-    let row = sqlx::query(AssertSqlSafe(current)).persistent(false).fetch_one(&mut *conn).await?;
-    let current: i64 = row.try_get(0)?;
-    let newest = newest();
-    if current > newest {
-        return Err(Error::conflict(
-            format!("the database is at version {current}, this program knows {newest}"),
-            "run a newer version of the program",
-        ));
-    }
-    for (version, sql) in MIGRATIONS.iter().filter(|(version, _)| *version > current) {
+    let applied = format!("SELECT version, checksum FROM {schema}.tramline_migration");
+    let rows = sqlx::query(AssertSqlSafe(applied)).persistent(false).fetch_all(&mut *conn).await?;
+    let applied =
+        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<Vec<_>>>()?;
+    for (version, sql) in pending(MIGRATIONS, &applied)? {
         execute(conn, sql).await?;
-        execute(conn, &format!("INSERT INTO tramline_migration VALUES ({version})")).await?;
+        execute(conn, &done(*version, sql)).await?;
         tracing::info!(version, schema, "database migrated");
     }
     Ok(())

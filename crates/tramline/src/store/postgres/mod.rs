@@ -2,7 +2,7 @@
 //!
 //! - `store`: the verbs
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
-//! - `emit` (with `idempotency`), `claim` (with `floor` and `glance`), `order` (with `low`), `settle`: the walk of
+//! - `emit` (with `idempotency`, `aside` and `tell`), `call`, `claim` (with `floor` and `glance`), `order` (with `low`), `settle`: the walk of
 //!   an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
@@ -13,6 +13,7 @@
 //! locks end with it. So the store also works behind a pooler that gives out connections by the transaction.
 
 mod aside;
+mod call;
 mod catalog;
 mod claim;
 mod compact;
@@ -43,6 +44,7 @@ mod step;
 mod store;
 mod sweep;
 mod tally;
+mod tell;
 mod token;
 mod unique;
 
@@ -54,13 +56,13 @@ use crate::model::event::Event;
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::{Time, millis};
 use crate::store::catalog::Catalog;
-use crate::store::claimed::RawClaim;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::proven::Proven;
 use crate::store::retention::Round;
 use crate::store::rules::OUTLAST;
 use crate::store::spare::{Hot, Spares};
-use crate::store::verbs::{Claim, Emission, Settle, Settled};
+use crate::store::verbs::{Emission, Settle, Settled};
+use crate::wake::relay::Voice;
 use floor::Floors;
 use glance::Glances;
 use low::Proofs;
@@ -72,6 +74,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use step::{Tries, step};
+use tell::Speech;
 use tokio::sync::Semaphore;
 
 /// How long a step waits for a free connection.
@@ -96,6 +99,7 @@ pub struct PostgresStore {
     proofs: Proofs,
     glances: Glances,
     round: Round,
+    speech: Speech,
     /// Spreads events without a key over the lanes.
     spread: AtomicU64,
     /// Emits that may wait for a locked key at the same time, so that connections are left for all others.
@@ -108,7 +112,8 @@ impl PostgresStore {
     /// Connects and brings the database up to date. Any number of processes may do so at once.
     ///
     /// # Errors
-    /// `Unavailable` when the server cannot be reached or is too old; `Conflict` when a newer version migrated it.
+    /// `Unavailable` when the server cannot be reached or is too old; `Conflict` when a newer version migrated it, or
+    /// other migrations than this one has.
     pub async fn open(options: PostgresOptions) -> Result<PostgresStore> {
         // A start-up parameter that poolers refuse; it only concerns floating-point numbers, of which there are none.
         let mut connect = options.connect.extra_float_digits(None);
@@ -153,6 +158,7 @@ impl PostgresStore {
             proofs: Proofs::default(),
             glances: Glances::default(),
             round: Round::default(),
+            speech: Speech::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),
             waiting: Semaphore::new((options.max_connections / 2).max(1) as usize),
             creating: Semaphore::new(1),
@@ -176,6 +182,11 @@ impl PostgresStore {
     /// commas between them.
     pub fn wake_channel(&self) -> String {
         format!("{}.tramline_wake", self.texts.schema)
+    }
+
+    /// Lets emits say hints over this store's own channel.
+    pub(crate) fn speak_with(&self, voice: Voice) {
+        self.speech.begin(voice);
     }
 
     /// The statement that finds due work, to be given to `EXPLAIN`: its values are the subscription, the state (0 is ready),
@@ -221,27 +232,6 @@ impl PostgresStore {
             Err(error) => Err(error),
         };
         planner.restore(tx, &self.texts, settled).await
-    }
-
-    /// Step by step; without order, and if a floor is given, only what became due after it.
-    async fn claim_by_steps(&self, claim: &Claim, floor: Option<Time>) -> Result<(RawClaim, Arc<Catalog>)> {
-        // At least once needs no sync: a claim that a power cut undoes is simply due again. What is consumed must stay so.
-        let known = self.cache.get();
-        let subscription = known.require_subscription(claim.subscription);
-        let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
-        let begin = Begin { may_be_lost, claims: true, ..Begin::writing(claim.now, claim.subscription) };
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
-            session.floor = floor.unwrap_or(session.floor);
-            if session.catalog.require_subscription(claim.subscription)?.policy.is_ordered() {
-                session.proven = self.proofs.prove(session, claim.subscription).await?;
-            }
-            Ok((claim::claim(session, claim).await?, session.catalog.clone()))
-        })
-    }
-
-    async fn settle_by_steps(&self, settle: &Settle) -> Result<Settled> {
-        let begin = Begin::writing(settle.now, settle.subscription);
-        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| settle::settle(session, settle))
     }
 
     async fn connection(&self) -> Result<Hot<'_, Postgres>> {

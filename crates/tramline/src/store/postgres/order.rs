@@ -58,7 +58,7 @@ pub(super) async fn claim(
         let over = take_from(session, claim, outlook, which, &mut views, taker, raw).await?;
         let lanes = views.values().map(|view| &view.lane).zip(&before);
         let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
-        write_taken(session, &changed).await?;
+        write_taken(session, claim.subscription, &changed).await?;
         if over {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Rows and values: how slices, lanes and chunks are read and written. Always many at a time.
 
 use super::failures;
-use super::low::lower;
+use super::low::{lower, prove};
 use super::session::{Ended, Query, Session};
 use crate::error::{Error, Result};
 use crate::model::chunk::ChunkRow;
@@ -124,10 +124,15 @@ pub(super) async fn write_lanes(session: &mut Session<'_>, lanes: &[&Lane]) -> R
 /// be older than what is known is ruled out, and so is that it is known of another server.
 ///
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, one probe per lane.
-pub(super) async fn write_taken(session: &mut Session<'_>, lanes: &[&Lane]) -> Result<()> {
+pub(super) async fn write_taken(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    lanes: &[&Lane],
+) -> Result<()> {
     if lanes.is_empty() {
         return Ok(());
     }
+    let proven = prove(session, id).await?;
     let sql = concat!(
         write_lanes!(
             "CASE WHEN l.low <= $9 AND current_setting('transaction_isolation') = 'read committed' \
@@ -139,7 +144,7 @@ pub(super) async fn write_taken(session: &mut Session<'_>, lanes: &[&Lane]) -> R
         " RETURNING {lane}"
     );
     let query = bind_lanes(session.query(sql), lanes);
-    let query = query.bind(session.proven.chunk.0).bind(session.proven.server);
+    let query = query.bind(proven.chunk.0).bind(proven.server);
     for row in session.all(query).await? {
         locked_lane(session, &row)?;
     }

@@ -1,6 +1,6 @@
 //! What every step inside a transaction needs: the connection, the time, the catalogue, and SQL with the schema in it.
 
-use super::low::Proven;
+use super::low::{Look, Proofs, Proven};
 use super::tally::ack::events_ended;
 use super::{catalog, drops};
 use crate::error::Result;
@@ -160,8 +160,10 @@ pub(super) struct Session<'c> {
     pub(super) floor: Time,
     /// From which chunk on the lanes that the step has locked may hold something ready.
     pub(super) lows: HashMap<(SubscriptionId, LaneId), i64>,
-    /// Up to where a claim may raise that.
-    pub(super) proven: Proven,
+    /// Up to where a claim may raise that: what the store knows, what this step knows by now, and what the store is to know after it.
+    pub(super) proofs: Option<&'c Proofs>,
+    pub(super) proven: Option<Proven>,
+    pub(super) look: Option<Look>,
     /// What ended in this step and may be items of tallies.
     ended: Vec<Ended>,
     /// What subscriptions will never see because of this step.
@@ -208,7 +210,9 @@ impl<'c> Session<'c> {
             catalog,
             floor,
             lows: HashMap::new(),
-            proven: Proven::default(),
+            proofs: None,
+            proven: None,
+            look: None,
             ended: Vec::new(),
             drops: Drops::default(),
         })

@@ -2,7 +2,8 @@
 
 use super::PostgresStore;
 use super::rows::{apply, slices, write_lanes};
-use super::session::{Ended, Query, Session};
+use super::session::{Begin, Ended, Query, Session};
+use super::step::{Tries, step};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
 use crate::model::lane::Lane;
@@ -40,9 +41,36 @@ pub(super) async fn settle(session: &mut Session<'_>, settle: &Settle) -> Result
 }
 
 impl PostgresStore {
+    /// In one call what that will do for, and the rest step by step.
+    pub(super) async fn settle_any(&self, settle: Settle) -> Result<Settled> {
+        let done = self.settle_done(&settle).await?;
+        if done.is_empty() {
+            return self.settle_by_steps(&settle).await;
+        }
+        let left = settle.results.iter().enumerate().filter(|(at, _)| !done.contains(at));
+        let results = left.map(|(_, result)| result.clone()).collect();
+        let rest = Settle { results, ..settle.clone() };
+        let mut settled = match rest.results.is_empty() {
+            true => Settled::default(),
+            false => self.settle_by_steps(&rest).await?,
+        };
+        let mut answers = settled.accepted.into_iter();
+        let told = |(at, result): (usize, &SettleSlice)| match done.contains(&at) {
+            true => vec![true; result.outcomes.len()],
+            false => answers.next().unwrap_or_default(),
+        };
+        settled.accepted = settle.results.iter().enumerate().map(told).collect();
+        Ok(settled)
+    }
+
+    async fn settle_by_steps(&self, settle: &Settle) -> Result<Settled> {
+        let begin = Begin::writing(settle.now, settle.subscription);
+        step!(self, Tries::few(), |tx| self.session(tx, begin), |session| self::settle(session, settle))
+    }
+
     /// What most settlements come to, in one round trip: all that slices hold is done, and there is no order. Gives the results of
     /// which that is true; the others are as they were.
-    pub(super) async fn settle_done(&self, settle: &Settle) -> Result<BTreeSet<usize>> {
+    async fn settle_done(&self, settle: &Settle) -> Result<BTreeSet<usize>> {
         let all: Vec<usize> = (0..settle.results.len()).collect();
         let wanted = whole(settle, &all);
         let is_plain = wanted.len() == all.len() && settle.results.iter().all(|one| !one.lease.is_ordered());

@@ -1,14 +1,12 @@
 //! The verbs: each is one step, or a few.
 
-use super::claim::Due;
-use super::floor::Way;
 use super::session::Begin;
 use super::step::{Tries, step};
 use super::{
-    PATIENCE, PostgresStore, catalog, claim, drops, look, push, remote, rules, schedule, settle, shed, sweep,
-    tally, token,
+    PATIENCE, PostgresStore, catalog, drops, look, push, remote, rules, schedule, settle, shed, sweep, tally,
+    token,
 };
-use crate::error::{Kind, Result};
+use crate::error::Result;
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
@@ -28,7 +26,6 @@ use crate::store::verbs_tally::*;
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tokio::time::Instant;
 
 #[async_trait]
 impl Store for PostgresStore {
@@ -146,55 +143,7 @@ impl Store for PostgresStore {
     }
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
-        let known = self.cache.get();
-        // Nobody knows yet what is new, and what has an order has no floor but the beginnings of its lanes (`low.rs`).
-        let policy = known.require_subscription(claim.subscription).ok().map(|it| &it.policy);
-        let began = Instant::now();
-        let way = match policy {
-            Some(policy) if !policy.is_ordered() && claim.now.is_none() => {
-                self.floors.way(claim.subscription, began)
-            }
-            _ => Way::Call,
-        };
-        let due = match (policy, way) {
-            (Some(policy), Way::Call) => {
-                if let Some(raw) = self.glance(&claim, policy, known.version).await? {
-                    return raw.decode(&known);
-                }
-                self.claim_due(&claim, policy, known.version).await?
-            }
-            (_, Way::Call) => Due::Undecided,
-            (_, Way::All) => {
-                let (raw, catalog) = self.claim_by_steps(&claim, None).await?;
-                self.looked(&claim, &raw, began);
-                return raw.decode(&catalog);
-            }
-            (_, Way::After(floor)) => {
-                let (raw, catalog) = self.claim_by_steps(&claim, Some(floor)).await?;
-                return raw.decode(&catalog);
-            }
-        };
-        let (first, rest) = match due {
-            Due::All { raw, empty } => {
-                self.looked(&claim, &raw, began);
-                if empty {
-                    self.glances.looked(claim.subscription, began, known.version, &raw);
-                }
-                return raw.decode(&known);
-            }
-            Due::Undecided => (None, claim),
-            Due::Some(raw) => {
-                let rest = raw.rest_of(&claim);
-                (Some(raw), rest)
-            }
-        };
-        match (first, self.claim_by_steps(&rest, None).await) {
-            (None, claimed) => claimed.and_then(|(raw, catalog)| raw.decode(&catalog)),
-            (Some(first), Ok((raw, catalog))) => first.and(raw).decode(&catalog),
-            (Some(first), Err(error)) if first.slices.is_empty() => Err(error),
-            // What was taken is taken; the next claim meets the error again.
-            (Some(first), Err(_)) => first.decode(&known),
-        }
+        self.claim_any(claim).await
     }
 
     fn stand(&self, _: Claim) -> Option<Standing> {
@@ -202,24 +151,7 @@ impl Store for PostgresStore {
     }
 
     async fn settle(&self, settle: Settle) -> Result<Settled> {
-        let done = self.settle_done(&settle).await?;
-        if done.is_empty() {
-            return self.settle_by_steps(&settle).await;
-        }
-        let left = settle.results.iter().enumerate().filter(|(at, _)| !done.contains(at));
-        let results = left.map(|(_, result)| result.clone()).collect();
-        let rest = Settle { results, ..settle.clone() };
-        let mut settled = match rest.results.is_empty() {
-            true => Settled::default(),
-            false => self.settle_by_steps(&rest).await?,
-        };
-        let mut answers = settled.accepted.into_iter();
-        let told = |(at, result): (usize, &SettleSlice)| match done.contains(&at) {
-            true => vec![true; result.outcomes.len()],
-            false => answers.next().unwrap_or_default(),
-        };
-        settled.accepted = settle.results.iter().enumerate().map(told).collect();
-        Ok(settled)
+        self.settle_any(settle).await
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
@@ -506,39 +438,7 @@ impl Store for PostgresStore {
     }
 
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        let begin = Begin::reading(sweep.now);
-        let (mut swept, rest) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
-            sweep::sweep(session, &sweep, self.round.place())
-        })?;
-        self.round.go_on_at(rest.place);
-        for id in rest.ended {
-            let begin = Begin::writing(sweep.now, id);
-            let interrupted =
-                step!(self, Tries::few(), |tx| self.session(tx, begin), |session| claim::interrupt(
-                    session, id
-                ));
-            match interrupted {
-                Ok(more) => swept.more |= more,
-                // Deleted meanwhile.
-                Err(error) if error.kind() == Kind::NotFound => continue,
-                Err(error) => return Err(error),
-            }
-            swept.wake.push(id);
-        }
-        for id in rest.old_dead {
-            let begin = Begin::writing(sweep.now, id);
-            let expired = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
-                mend::expire_dead(session, id, sweep.limit)
-            });
-            match expired {
-                Ok(more) => swept.more |= more,
-                Err(error) if error.kind() == Kind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        swept.wake.sort_unstable();
-        swept.wake.dedup();
-        Ok(swept)
+        self.sweep_all(sweep).await
     }
 
     async fn size(&self) -> Result<StoreSize> {

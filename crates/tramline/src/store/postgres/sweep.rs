@@ -1,5 +1,6 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
+use super::PostgresStore;
 use super::claim;
 use super::drops;
 use super::erase::erase;
@@ -10,9 +11,10 @@ use super::low::lower;
 use super::remote;
 use super::rows::{chunk, insert};
 use super::rules;
-use super::session::Session;
+use super::session::{Begin, Session};
+use super::step::{Tries, step};
 use super::unique;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::model::id::{ChunkId, Incarnation, LaneId, SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::backfill::slices_of;
@@ -28,6 +30,45 @@ use std::collections::BTreeSet;
 const BACKFILL_STEP: i64 = 64;
 /// How many audit entries are kept.
 const AUDIT_KEPT: i64 = 10_000;
+
+impl PostgresStore {
+    /// One step for all, and one for each subscription in which something has ended.
+    pub(super) async fn sweep_all(&self, sweep: Sweep) -> Result<Swept> {
+        let begin = Begin::reading(sweep.now);
+        let (mut swept, rest) = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+            self::sweep(session, &sweep, self.round.place())
+        })?;
+        self.round.go_on_at(rest.place);
+        for id in rest.ended {
+            let begin = Begin::writing(sweep.now, id);
+            let interrupted =
+                step!(self, Tries::few(), |tx| self.session(tx, begin), |session| claim::interrupt(
+                    session, id
+                ));
+            match interrupted {
+                Ok(more) => swept.more |= more,
+                // Deleted meanwhile.
+                Err(error) if error.kind() == Kind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+            swept.wake.push(id);
+        }
+        for id in rest.old_dead {
+            let begin = Begin::writing(sweep.now, id);
+            let expired = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
+                mend::expire_dead(session, id, sweep.limit)
+            });
+            match expired {
+                Ok(more) => swept.more |= more,
+                Err(error) if error.kind() == Kind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        swept.wake.sort_unstable();
+        swept.wake.dedup();
+        Ok(swept)
+    }
+}
 
 pub(super) async fn beat(session: &mut Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
     // A restarted process goes on at once with what its former self held.

@@ -106,7 +106,9 @@ CREATE TABLE tramline_slice (
 );
 CREATE INDEX tramline_slice_claim ON tramline_slice (subscription, state, lane, rank, pos);
 
--- Who holds a lane. Updated in place by every ordered claim and settle: half of each page is left free for that.
+-- Who holds a lane. Updated by every ordered claim and settle: half of each page is left free for that. A lane is found from its newest
+-- epoch back, so that versions of its row that nobody can clear away are not met; see NEWEST in rows.rs. low: where its ready
+-- slices begin, none is below this chunk; see low.rs.
 CREATE TABLE tramline_lane (
     subscription bigint NOT NULL,
     lane         bigint NOT NULL,
@@ -116,7 +118,8 @@ CREATE TABLE tramline_lane (
     halted_until bigint NOT NULL DEFAULT 0,
     leased       bigint NOT NULL DEFAULT 0,
     marks        bigint NOT NULL DEFAULT 0,
-    PRIMARY KEY (subscription, lane)
+    low          bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (subscription, lane, epoch)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 CREATE TABLE tramline_parked (

@@ -110,11 +110,12 @@ BEGIN
     END IF;
 END $$;
 
--- The same for a plan of one event: what most emits come to, without arrays.
-CREATE FUNCTION tramline_emit_one(
+-- The same for a plan of one chunk that has one event, or several without keys, all due at the same time: what most emits come to, and in
+-- half the time.
+CREATE FUNCTION tramline_emit_chunk(
     plan_version bigint, at_time bigint, wait_ms bigint, topic_id bigint, event_key text, event_state bytea,
-    weight int, chunk_meta text, chunk_body bytea, after_ms bigint, due bigint,
-    slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[],
+    events int, weight int, chunk_meta text, chunk_body bytea, after_ms bigint, due bigint,
+    slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[], slice_masks bigint[],
     OUT stored_at bigint, OUT new_chunk bigint, OUT prev bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -143,22 +144,46 @@ BEGIN
     new_chunk := nextval('tramline_chunk_number');
     due_time := coalesce(stored_at + after_ms, greatest(due, stored_at));
     INSERT INTO tramline_chunk (chunk, topic, emitted_at, count, bytes, meta, prevs, body)
-    VALUES (new_chunk, topic_id, stored_at, 1, weight, chunk_meta,
+    VALUES (new_chunk, topic_id, stored_at, events, weight, chunk_meta,
         CASE WHEN event_key IS NOT NULL THEN ARRAY[prev] END, chunk_body);
     INSERT INTO tramline_slice (chunk, subscription, state, lane, rank, pos, mask, due_at, bytes)
-    SELECT new_chunk, s.subscription, 0, s.lane, s.rank, CASE WHEN s.lane = 0 THEN due_time ELSE new_chunk END, 1,
-        due_time, weight
-    FROM unnest(slice_subscriptions, slice_lanes, slice_ranks) AS s(subscription, lane, rank);
+    SELECT new_chunk, s.subscription, 0, s.lane, s.rank, CASE WHEN s.lane = 0 THEN due_time ELSE new_chunk END,
+        s.mask, due_time, weight
+    FROM unnest(slice_subscriptions, slice_lanes, slice_ranks, slice_masks) AS s(subscription, lane, rank, mask);
     IF event_key IS NOT NULL THEN
         UPDATE tramline_head h SET last_id = new_chunk * 64, state = coalesce(event_state, h.state)
         WHERE h.topic = topic_id AND h.key = event_key;
     END IF;
 END $$;
 
+-- The same in a transaction of its own, and then the hint for whoever waits: it is on its way before the emitter is answered. In a second
+-- transaction, because one that notifies has a lock that all of them share, and must not have it while its commit waits for the disk.
+CREATE PROCEDURE tramline_emit_and_tell(
+    plan_version bigint, at_time bigint, wait_ms bigint, topic_id bigint, event_key text, event_state bytea,
+    events int, weight int, chunk_meta text, chunk_body bytea, after_ms bigint, due bigint,
+    slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[], slice_masks bigint[], channel text, hint text,
+    INOUT stored_at bigint, INOUT new_chunk bigint, INOUT prev bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT e.stored_at, e.new_chunk, e.prev INTO stored_at, new_chunk, prev
+    FROM tramline_emit_chunk(plan_version, at_time, wait_ms, topic_id, event_key, event_state, events, weight, chunk_meta,
+        chunk_body, after_ms, due, slice_subscriptions, slice_lanes, slice_ranks, slice_masks) e;
+    COMMIT;
+    -- A queue without room would turn what is stored into an error.
+    IF new_chunk IS NOT NULL AND pg_notification_queue_usage() < 0.5 THEN
+        PERFORM set_config('synchronous_commit', 'off', true), pg_notify(channel, hint);
+    END IF;
+END $$;
+
+-- Whether a pattern means a text: the same as model::pattern. * is one segment, a final ** all that follow, or none.
+CREATE FUNCTION tramline_matches(pattern text, name text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
+$$ SELECT pattern = '**' OR name ~ ('^' || replace(replace(regexp_replace(pattern, '/[*][*]$', ''), '.', '[.]'), '*', '[^/]*')
+    || CASE WHEN right(pattern, 3) = '/**' THEN '(/.*)?$' ELSE '$' END) $$;
+
 -- Whether the filter of a subscription lets an event pass: the same as model::filter. A payload that is not JSON has no fields;
 -- nor has one with a zero character in it, which jsonb cannot hold.
 CREATE FUNCTION tramline_passes(
-    filter jsonb, type text, key text, headers jsonb, payload bytea, content_type text
+    filter jsonb, topic text, type text, key text, headers jsonb, payload bytea, content_type text
 ) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     condition jsonb;
@@ -177,6 +202,7 @@ BEGIN
             END;
         END IF;
         found := CASE
+            WHEN field = 'topic' THEN to_jsonb(topic)
             WHEN field = 'type' THEN to_jsonb(type)
             WHEN field = 'key' THEN to_jsonb(key)
             WHEN field LIKE 'header.%' THEN headers -> substr(field, 8)
@@ -193,6 +219,8 @@ BEGIN
             AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements(condition -> 'in') v WHERE v.value = found)
             AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(condition -> 'prefix') p
                 WHERE jsonb_typeof(found) = 'string' AND starts_with(found #>> '{}', p.value))
+            AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(condition -> 'matches') p
+                WHERE jsonb_typeof(found) = 'string' AND tramline_matches(p.value, found #>> '{}'))
         THEN
             RETURN false;
         END IF;
@@ -283,7 +311,7 @@ BEGIN
     FROM tramline_subscription_topic st JOIN tramline_subscription s ON s.id = st.subscription
     WHERE st.topic = topic_id
     AND NOT coalesce(s.policy::jsonb -> 'draining' @> to_jsonb(topic_name), false)
-    AND tramline_passes(s.policy::jsonb -> 'filter', type, event_key, headers, payload, content_type);
+    AND tramline_passes(s.policy::jsonb -> 'filter', topic_name, type, event_key, headers, payload, content_type);
 
     meta := json_build_array(json_build_array(type, event_key,
         CASE WHEN content_type = 'application/json' THEN '' ELSE coalesce(content_type, '') END,

@@ -134,6 +134,9 @@ BEGIN
     END IF;
     at := moment;
     simple := NOT priorities;
+    -- What was taken last is in the answer already, and may be a megabyte.
+    meta := NULL;
+    body := NULL;
     RETURN NEXT;
 END $$;
 

@@ -171,7 +171,7 @@ pub(super) async fn added(session: &mut Session<'_>, tally: TallyId, token: i64)
     Ok(Some(Added { first: part.cast_unsigned() * PART, count: count.cast_unsigned() }))
 }
 
-/// Locks parts and gives those that exist; see `migrations/0005_tally.sql`.
+/// Locks parts and gives those that exist; see `migrations/0007_tally.sql`.
 pub(super) async fn lock_parts(
     session: &mut Session<'_>,
     ids: &BTreeSet<PartId>,
