@@ -7,6 +7,7 @@ mod collisions;
 mod crowd;
 #[path = "../server_only/handlers.rs"]
 mod handlers;
+mod hints;
 mod inbox;
 mod limits;
 #[path = "../server_only/locks.rs"]

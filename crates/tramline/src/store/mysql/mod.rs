@@ -7,7 +7,7 @@
 //! - `inbox`: what programs in other languages want to emit
 //! - `emit` (with `idempotency` and `hoped`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `log`: reading topics; `buried`: where dead events are; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
+//! - `log`: reading topics; `pulse`: whether something has happened; `buried`: where dead events are; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Every step reads and locks in one round trip, decides, and writes and commits in another. Every statement of a step reads what
@@ -33,6 +33,7 @@ mod migrate;
 mod offer;
 mod options;
 mod order;
+mod pulse;
 mod push;
 mod refusals;
 mod remote;
@@ -54,6 +55,7 @@ mod unique;
 
 pub use examine::{MysqlFigures, Refusals};
 pub use options::MysqlOptions;
+pub(crate) use pulse::Beat;
 
 use crate::error::{Error, Result};
 use crate::model::event::Event;
@@ -219,27 +221,12 @@ impl MysqlStore {
     /// answer.
     pub async fn settle_in(&self, tx: &mut MySqlConnection, settle: Settle) -> Result<Settled> {
         check_isolation(tx).await?;
-        let begin = Begin { foreign: true, ..Begin::writing(settle.now, settle.subscription) };
+        let begin = Begin { bare: true, ..Begin::writing(settle.now, settle.subscription) };
         let asked = settle::Asked::by(&settle);
         let mut session = self.asking(tx, &begin, asked.statements()).await?;
         let settled = settle::settle(&mut session, &settle, &asked).await?;
         session.commit(Vec::new()).await?;
         Ok(settled)
-    }
-
-    /// Numbers that change when something is emitted, or a rule or the catalogue changes: the ends of three indexes. And whether
-    /// there is something in the inbox.
-    pub(crate) async fn pulse(&self) -> Result<([Option<i64>; 3], bool)> {
-        let sql = "SELECT (SELECT MAX(chunk) FROM tramline_chunk), (SELECT MAX(id) FROM tramline_audit), \
-                   (SELECT value FROM tramline_meta WHERE name = 'catalog'), \
-                   EXISTS (SELECT 1 FROM tramline_inbox WHERE refused = 0)";
-        let mut conn = self.connection().await?;
-        let mut sets: Vec<Rows> = Vec::new();
-        answered(self.common.answer, exchange(&mut conn, sql.to_owned(), &mut sets)).await?;
-        conn.keep();
-        let row = sets.first().and_then(|rows| rows.first());
-        let row = row.ok_or_else(|| Error::unavailable("the server gave no answer", "try again"))?;
-        Ok(([row.maybe_int(0)?, row.maybe_int(1)?, row.maybe_int(2)?], row.flag(3)?))
     }
 
     async fn begin(&self) -> Result<Transaction<'_>> {
@@ -313,6 +300,21 @@ impl MysqlStore {
     ) -> Result<Session<'c>> {
         let (mut session, found) = Session::reading(conn, &self.common, begin, reads).await?;
         session.found = found;
+        Ok(session)
+    }
+
+    /// A session that only looks, and has looked already, by the catalogue that is known.
+    async fn looking<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        now: Option<Time>,
+        reads: impl Fn(&Catalog) -> Vec<String>,
+    ) -> Result<Session<'c>> {
+        let known = self.common.cache.get();
+        let begin = Begin::looking(now);
+        let (mut session, found) = Session::reading(conn, &self.common, &begin, reads(&known)).await?;
+        // Somebody else may have read another catalogue meanwhile.
+        session.found = found.filter(|_| session.catalog.version == known.version);
         Ok(session)
     }
 
