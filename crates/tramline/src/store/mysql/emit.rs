@@ -196,7 +196,7 @@ impl MysqlStore {
             event.check()?;
         }
         check_unit(&unit)?;
-        super::check_isolation(conn).await?;
+        self.check_isolation(conn).await?;
         let units = [unit];
         for _ in 0..TRIES {
             self.create_topics(units.iter().flatten().map(Event::topic)).await?;

@@ -63,7 +63,7 @@ use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
-use crate::store::driver::{answered, pinged};
+use crate::store::driver::{answered, asked, pinged};
 use crate::store::proven::Proven;
 use crate::store::retention::Round;
 use crate::store::rules::OUTLAST;
@@ -83,7 +83,7 @@ use std::time::Duration;
 use step::{Transaction, Tries, step};
 use tokio::sync::Semaphore;
 
-/// How long a step waits for a free connection.
+/// How long a step waits for a free connection, or a new one; but no longer than for any other answer.
 const ACQUIRE: Duration = Duration::from_secs(10);
 /// A connection that was idle for longer is tried out before it is used: the server may have gone meanwhile.
 const STALE: Duration = Duration::from_secs(1);
@@ -123,37 +123,39 @@ impl MysqlStore {
     /// version migrated it.
     pub async fn open(options: MysqlOptions) -> Result<MysqlStore> {
         // The pool tries until its time is over; this one says at once why it cannot connect.
-        let first = async { Ok(MySqlConnection::connect_with(&options.connect).await?) };
-        let mut conn = answered(options.answer, first).await?;
+        let mut conn = asked(options.answer, MySqlConnection::connect_with(&options.connect)).await?;
         let server = answered(options.answer, Server::read(&mut conn)).await?;
         server.check()?;
         for doubt in server.doubts() {
             tracing::warn!("{doubt}");
         }
-        sqlx::raw_sql(SETUP).execute(&mut conn).await?;
+        asked(options.answer, sqlx::raw_sql(SETUP).execute(&mut conn)).await?;
         migrate::run(&mut conn).await?;
         conn.close().await?;
         let refused = Refused::default();
         // Another server may answer by now, or the same one with other settings: a fail-over, a restart.
-        let pool = |most: u32| {
+        let pool = || {
             let refused = refused.clone();
-            MySqlPoolOptions::new().max_connections(most).acquire_timeout(ACQUIRE).after_connect(
-                move |conn, _| {
+            MySqlPoolOptions::new()
+                .max_connections(options.max_connections)
+                .acquire_timeout(ACQUIRE.min(options.answer))
+                .after_connect(move |conn, _| {
                     let refused = refused.clone();
                     Box::pin(async move {
                         refused.unless_it_will_do(conn).await?;
                         sqlx::raw_sql(SETUP).execute(conn).await?;
                         Ok(())
                     })
-                },
-            )
+                })
         };
-        let own = pool(options.max_connections).test_before_acquire(false).before_acquire(|conn, about| {
+        let own = pool().test_before_acquire(false).before_acquire(|conn, about| {
             Box::pin(async move { if about.idle_for < STALE { Ok(true) } else { pinged(conn).await } })
         });
+        // Callers give connections back as they are, also one that does not answer any more.
+        let lent = pool().after_release(|conn, _| Box::pin(pinged(conn)));
         Ok(MysqlStore {
             own: own.connect_lazy_with(options.connect.clone()),
-            pool: pool(options.max_connections).connect_lazy_with(options.connect),
+            pool: lent.connect_lazy_with(options.connect),
             spares: Spares::new((options.max_connections / 2) as usize, STALE),
             refused,
             common: Common::new(server.packet(), options.answer),
@@ -220,7 +222,7 @@ impl MysqlStore {
     /// As [`crate::Store::settle`], and `Invalid` for a session that is not READ COMMITTED; a lost lease is not an error but an
     /// answer.
     pub async fn settle_in(&self, tx: &mut MySqlConnection, settle: Settle) -> Result<Settled> {
-        check_isolation(tx).await?;
+        self.check_isolation(tx).await?;
         let begin = Begin { bare: true, ..Begin::writing(settle.now, settle.subscription) };
         let asked = settle::Asked::by(&settle);
         let mut session = self.asking(tx, &begin, asked.statements()).await?;
@@ -339,20 +341,22 @@ impl MysqlStore {
             }
         }
     }
-}
 
-/// In a transaction that reads what was there when it began, a step would decide by what is no longer so.
-async fn check_isolation(conn: &mut MySqlConnection) -> Result<()> {
-    let sql = "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')";
-    let mut sets: Vec<Rows> = Vec::new();
-    exchange(conn, sql.to_owned(), &mut sets).await?;
-    let level =
-        sets.first().and_then(|rows| rows.first()).map_or_else(|| Ok(String::new()), |row| row.text(1))?;
-    if level == "READ-COMMITTED" {
-        return Ok(());
+    /// In a transaction that reads what was there when it began, a step would decide by what is no longer so.
+    async fn check_isolation(&self, conn: &mut MySqlConnection) -> Result<()> {
+        let sql = "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')";
+        let mut sets: Vec<Rows> = Vec::new();
+        answered(self.common.answer, exchange(conn, sql.to_owned(), &mut sets)).await?;
+        let level = sets
+            .first()
+            .and_then(|rows| rows.first())
+            .map_or_else(|| Ok(String::new()), |row| row.text(1))?;
+        if level == "READ-COMMITTED" {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            format!("the session's transactions are {level}"),
+            "run SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED on the connection, or take one of the store's pool",
+        ))
     }
-    Err(Error::invalid(
-        format!("the session's transactions are {level}"),
-        "run SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED on the connection, or take one of the store's pool",
-    ))
 }

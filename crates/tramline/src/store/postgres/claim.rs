@@ -20,6 +20,7 @@ use crate::plan::expire::expire;
 use crate::plan::limit::Crowd;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
+use crate::store::driver::asked;
 use crate::store::limit::{take_by_key, take_suspect};
 use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Suspects};
@@ -66,13 +67,13 @@ impl PostgresStore {
             .bind(taker.bytes);
         let rows = if self.texts.pooled {
             let mut tx = self.begin().await?;
-            self.texts.query(POOLED).execute(&mut *tx).await?;
-            let rows = query.fetch_all(&mut *tx).await?;
+            asked(self.answer, self.texts.query(POOLED).execute(&mut *tx)).await?;
+            let rows = asked(self.answer, query.fetch_all(&mut *tx)).await?;
             tx.commit().await?;
             rows
         } else {
             let mut conn = self.connection().await?;
-            let rows = query.fetch_all(&mut *conn).await?;
+            let rows = asked(self.answer, query.fetch_all(&mut *conn)).await?;
             conn.keep();
             rows
         };

@@ -10,6 +10,7 @@ use crate::model::time::{Time, millis};
 use crate::model::unique::check_unit;
 use crate::plan::emit::{ChunkPlan, EmitPlan, HeadPlan, Link, Place};
 use crate::store::catalog::Catalog;
+use crate::store::driver::asked;
 use crate::store::emit::{Stored, TRIES, needs_steps, restless};
 use crate::store::verbs::{Emission, Emit};
 use sqlx::{PgConnection, Row};
@@ -223,7 +224,7 @@ impl PostgresStore {
             .bind(slices.iter().map(|(_, slice)| after(slice.due)).collect::<Vec<Option<i64>>>())
             .bind(slices.iter().map(|(_, slice)| at(slice.due)).collect::<Vec<Option<i64>>>())
             .bind(slices.iter().map(|(_, slice)| slice.mask.to_i64()).collect::<Vec<i64>>());
-        let row = query.fetch_one(conn).await?;
+        let row = asked(self.answer, query.fetch_one(conn)).await?;
         if row.try_get::<Option<i64>, _>(0)?.is_none() {
             return Ok(None);
         }
@@ -252,7 +253,7 @@ impl PostgresStore {
             .bind(chunk.slices.iter().map(|slice| slice.subscription.0).collect::<Vec<i64>>())
             .bind(chunk.slices.iter().map(|slice| slice.lane.0).collect::<Vec<i64>>())
             .bind(chunk.slices.iter().map(|slice| i64::from(slice.priority)).collect::<Vec<i64>>());
-        let row = query.fetch_one(conn).await?;
+        let row = asked(self.answer, query.fetch_one(conn)).await?;
         let Some(chunk) = row.try_get::<Option<i64>, _>(1)? else { return Ok(None) };
         let heads = row.try_get::<Option<i64>, _>(2)?.into_iter().collect();
         Ok(Some(Stored { chunks: vec![ChunkId(chunk)], heads }))
