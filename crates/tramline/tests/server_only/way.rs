@@ -71,7 +71,11 @@ impl Way {
         tokio::select! {
             () = self.requests(&mut from_client, &mut to_server) => {}
             () = self.answers(&mut from_server, &mut to_client) => {}
-            _ = lost.changed() => std::future::pending().await,
+            _ = lost.changed() => {
+                // The server goes on without it: what was left open there would keep others waiting.
+                drop((from_server, to_server));
+                std::future::pending().await
+            }
         }
     }
 
