@@ -29,6 +29,11 @@ pub(crate) async fn answered<T>(limit: Duration, answer: impl Future<Output = Re
     }
 }
 
+/// The same of a single request.
+pub(crate) async fn asked<T>(limit: Duration, request: impl Future<Output = sqlx::Result<T>>) -> Result<T> {
+    answered(limit, async { Ok(request.await?) }).await
+}
+
 /// Whether a server is still there.
 pub(crate) async fn pinged(conn: &mut impl Connection) -> sqlx::Result<bool> {
     match tokio::time::timeout(SIGN_OF_LIFE, conn.ping()).await {

@@ -2,7 +2,7 @@
 //! statement does; a lone emit or claim would wait for that twice.
 
 use crate::error::Result;
-use crate::store::driver::pinged;
+use crate::store::driver::SIGN_OF_LIFE;
 use sqlx::Database;
 use sqlx::pool::{Pool, PoolConnection};
 use std::ops::{Deref, DerefMut};
@@ -40,14 +40,14 @@ impl<DB: Database> Spares<DB> {
     pub(crate) fn shed(&self) {
         let mut idle = self.idle();
         while idle.first().is_some_and(|(_, since)| since.elapsed() >= self.stale) {
-            idle.remove(0);
+            give_back(idle.remove(0).0);
         }
     }
 
     /// Gives all of them back to the pool, and keeps no more: a pool that closes waits for the last one.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
-        self.idle().clear();
+        self.idle().drain(..).for_each(|(conn, _)| give_back(conn));
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(PoolConnection<DB>, Instant)>> {
@@ -55,19 +55,17 @@ impl<DB: Database> Spares<DB> {
     }
 }
 
-/// A connection in use. It goes back to the pool unless it is kept, or the server does not answer any more.
+/// A connection in use. It goes back to the pool unless it is kept or abandoned.
 pub(crate) struct Hot<'s, DB: Database> {
     conn: Option<PoolConnection<DB>>,
     spares: &'s Spares<DB>,
 }
 
 impl<DB: Database> Hot<'_, DB> {
-    /// It cannot be used any more: it is closed, and the server undoes what was left open.
+    /// It cannot be used any more: it is closed, and the server undoes what was left open. Without a word to the server, which may not
+    /// listen any more; so the pool can make another one at once.
     pub(crate) fn abandon(mut self) {
-        if let Some(conn) = &mut self.conn {
-            conn.close_on_drop();
-        }
-        self.conn = None;
+        drop(self.conn.take().map(PoolConnection::detach));
     }
 
     /// All went well: it stays at hand.
@@ -77,6 +75,8 @@ impl<DB: Database> Hot<'_, DB> {
         // Looked at under the lock: whoever closes has not emptied the list yet, or has said so before.
         if idle.len() < self.spares.most && !self.spares.is_closed.load(Ordering::SeqCst) {
             idle.push((conn, Instant::now()));
+        } else {
+            give_back(conn);
         }
     }
 }
@@ -97,17 +97,18 @@ impl<DB: Database> DerefMut for Hot<'_, DB> {
     }
 }
 
-/// The pool tries out what comes back to it, and would wait without end for a server that has vanished: the connection would be lost
-/// to the pool for as long.
 impl<DB: Database> Drop for Hot<'_, DB> {
     fn drop(&mut self) {
-        let Some(mut conn) = self.conn.take() else { return };
-        tokio::spawn(async move {
-            if pinged(&mut *conn).await.is_err() {
-                conn.close_on_drop();
-            }
-        });
+        if let Some(conn) = self.conn.take() {
+            give_back(conn);
+        }
     }
+}
+
+/// Gives a connection back to its pool. The pool tries it out before it counts as free, and would wait without end for a server that has
+/// vanished: its place would be lost. What does not answer in time is closed, and its place is free.
+pub(crate) fn give_back<DB: Database>(mut conn: PoolConnection<DB>) {
+    tokio::spawn(tokio::time::timeout(SIGN_OF_LIFE, conn.return_to_pool()));
 }
 
 #[cfg(test)]

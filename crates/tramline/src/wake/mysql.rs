@@ -1,9 +1,9 @@
 //! Hints between processes that share a MySQL or MariaDB database, which cannot call anybody: each feels its pulse while it waits.
 
-use crate::model::id::SubscriptionId;
-use crate::store::mysql::MysqlStore;
+use crate::model::id::{ChunkId, SubscriptionId, TopicId};
+use crate::store::mysql::{Beat, MysqlStore};
 use crate::wake::{Audience, Bells, Listener, Wake};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -16,10 +16,15 @@ const LATE: Duration = Duration::from_millis(200);
 const SLOW_POLL: Duration = Duration::from_secs(1);
 /// A look that takes long says that the server is busy, and not with looks: it is asked for a tenth of the time at most.
 const BREATH: u32 = 9;
+/// How long an emit may take to commit after a later one, and is still heard of.
+const LATELY: Duration = Duration::from_millis(200);
+/// How many chunks one look reads. Where there are more, all bells ring, and nobody waits anyway.
+const MANY: usize = 1_000;
 
-/// Watches the last chunk, the last change of a rule and the version of the catalogue, and empties the inbox. What exactly changed is not known, so all bells
-/// ring: a claim that finds nothing is cheap. What changes nothing of these (an emit that commits after a later one, a
-/// replay) is found by the slow poll of those who wait.
+/// Watches what is emitted, the last change of a rule and the version of the catalogue, and empties the inbox. The bells of those ring whose
+/// topics were emitted to: a node with hundreds of subscriptions would claim hundreds of times for each emit of another. Rules and the
+/// catalogue change rarely, and ring all of them. What changes nothing of these (a replay) is found by the slow poll of those who
+/// wait.
 #[derive(Debug)]
 pub struct Pulse {
     bells: Arc<Bells>,
@@ -97,8 +102,8 @@ async fn empty_inbox(store: Arc<MysqlStore>, wake: Arc<dyn Wake>) {
     loop {
         audience.somebody().await;
         let start = Instant::now();
-        let woken = match store.pulse().await {
-            Ok((_, true)) => store.take_in().await.unwrap_or_default(),
+        let woken = match store.pulse(None, 0).await {
+            Ok(beat) if beat.inbox => store.take_in().await.unwrap_or_default(),
             // An error is met, and said, by the sweep.
             _ => BTreeSet::new(),
         };
@@ -112,22 +117,89 @@ async fn empty_inbox(store: Arc<MysqlStore>, wake: Arc<dyn Wake>) {
 
 async fn watch(store: Arc<MysqlStore>, bells: Arc<Bells>) {
     let audience: Arc<Audience> = bells.audience();
-    let (mut felt, mut pause) = (None, SOON);
+    let (mut felt, mut pause) = (Felt::default(), SOON);
     loop {
         audience.somebody().await;
         let start = Instant::now();
-        match store.pulse().await {
+        match store.pulse(felt.after(), MANY).await {
             // What is emitted from the inbox is felt at the next look, and rings there.
-            Ok((_, true)) if store.take_in().await.is_ok_and(|woken| !woken.is_empty()) => pause = SOON,
-            Ok((pulse, _)) if felt == Some(pulse) => pause = next(pause),
-            Ok((pulse, _)) => {
-                (felt, pause) = (Some(pulse), SOON);
-                bells.ring_all();
+            Ok(beat) if beat.inbox && store.take_in().await.is_ok_and(|woken| !woken.is_empty()) => {
+                pause = SOON;
+            }
+            Ok(beat) => {
+                let news = felt.news(start, &beat);
+                pause = if news == News::None { next(pause) } else { SOON };
+                match news {
+                    News::None => {}
+                    News::In(topics) => match store.concerned(&topics, beat.catalog) {
+                        Some(subscriptions) => bells.ring(&subscriptions),
+                        None => bells.ring_all(),
+                    },
+                    News::Anywhere => bells.ring_all(),
+                }
             }
             // Whoever waits meets the error by himself.
             Err(_) => pause = LATE,
         }
         tokio::time::sleep(pause.max((start.elapsed() * BREATH).min(LATE))).await;
+    }
+}
+
+/// What was felt lately.
+#[derive(Debug, Default)]
+struct Felt {
+    /// The last change of a rule, and the version of the catalogue.
+    others: Option<(Option<i64>, i64)>,
+    /// The last chunks of the looks of a while, and of one before that. Numbers are drawn before the commit, so that a lower one may appear
+    /// after a higher one.
+    ends: VecDeque<(Instant, ChunkId)>,
+    /// The chunks since then that were heard of.
+    chunks: BTreeSet<ChunkId>,
+}
+
+/// What is new since the last look.
+#[derive(Debug, PartialEq, Eq)]
+enum News {
+    None,
+    /// Something was emitted to these.
+    In(BTreeSet<TopicId>),
+    Anywhere,
+}
+
+impl Felt {
+    /// After which chunk there may be news.
+    fn after(&self) -> Option<ChunkId> {
+        self.ends.front().map(|(_, last)| *last)
+    }
+
+    /// What is new in a look that began at this moment, at what came after the chunk that [`Felt::after`] names.
+    fn news(&mut self, at: Instant, beat: &Beat) -> News {
+        let others = Some((beat.rules, beat.catalog));
+        let same = std::mem::replace(&mut self.others, others) == others;
+        if self.ends.is_empty() || beat.chunks.len() >= MANY {
+            self.ends = VecDeque::from([(at, beat.last)]);
+            self.chunks.clear();
+            return News::Anywhere;
+        }
+        let new = beat.chunks.iter().filter(|(chunk, _)| self.chunks.insert(*chunk));
+        let topics: BTreeSet<TopicId> = new.map(|(_, topic)| *topic).collect();
+        self.forget(at);
+        match topics.is_empty() {
+            _ if !same => News::Anywhere,
+            true => News::None,
+            false => News::In(topics),
+        }
+    }
+
+    /// Forgets what was felt before the last while.
+    fn forget(&mut self, at: Instant) {
+        let last = self.chunks.last().copied().or(self.after());
+        self.ends.extend(last.map(|last| (at, last)));
+        while self.ends.get(1).is_some_and(|(seen, _)| at.saturating_duration_since(*seen) >= LATELY) {
+            self.ends.pop_front();
+        }
+        let after = self.after();
+        self.chunks.retain(|chunk| Some(*chunk) > after);
     }
 }
 
@@ -147,5 +219,47 @@ mod tests {
         assert!(busy < 3 * LATE, "a quiet one is left alone after {busy:?}");
         assert!(pauses.is_sorted());
         assert_eq!(pauses.last(), Some(&LATE));
+    }
+
+    fn beat(chunks: &[(i64, i64)]) -> Beat {
+        let chunks = chunks.iter().map(|(chunk, topic)| (ChunkId(*chunk), TopicId(*topic))).collect();
+        Beat { chunks, last: ChunkId(10), catalog: 1, ..Beat::default() }
+    }
+
+    fn in_topic(topic: i64) -> News {
+        News::In(BTreeSet::from([TopicId(topic)]))
+    }
+
+    #[test]
+    fn an_emit_is_news_once_and_to_its_topic() {
+        let (mut felt, start) = (Felt::default(), Instant::now());
+        assert_eq!(felt.news(start, &beat(&[])), News::Anywhere);
+        assert_eq!(felt.after(), Some(ChunkId(10)));
+        assert_eq!(felt.news(start + SOON, &beat(&[(12, 1)])), in_topic(1));
+        assert_eq!(felt.news(start + SOON * 2, &beat(&[(12, 1)])), News::None);
+        let changed = Beat { catalog: 2, ..beat(&[(12, 1)]) };
+        assert_eq!(felt.news(start + SOON * 3, &changed), News::Anywhere);
+        assert_eq!(felt.news(start + SOON * 4, &changed), News::None);
+    }
+
+    #[test]
+    fn an_emit_that_commits_after_a_later_one_is_heard_of_for_a_while() {
+        let (mut felt, start) = (Felt::default(), Instant::now());
+        felt.news(start, &beat(&[]));
+        assert_eq!(felt.news(start + SOON, &beat(&[(12, 1)])), in_topic(1));
+        assert_eq!(felt.news(start + SOON * 2, &beat(&[(11, 2), (12, 1)])), in_topic(2));
+        felt.news(start + SOON * 3 + LATELY, &beat(&[(11, 2), (12, 1)]));
+        assert_eq!(felt.after(), Some(ChunkId(12)), "it is not read for ever");
+        assert!(felt.chunks.is_empty());
+    }
+
+    #[test]
+    fn when_much_was_emitted_all_look() {
+        let (mut felt, start) = (Felt::default(), Instant::now());
+        felt.news(start, &beat(&[]));
+        let chunks: Vec<(i64, i64)> = (0..MANY as i64).map(|n| (20 + n, 1)).collect();
+        let much = Beat { last: ChunkId(5_000), ..beat(&chunks) };
+        assert_eq!(felt.news(start + SOON, &much), News::Anywhere);
+        assert_eq!(felt.after(), Some(ChunkId(5_000)));
     }
 }

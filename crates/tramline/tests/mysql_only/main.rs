@@ -7,6 +7,7 @@ mod collisions;
 mod crowd;
 #[path = "../server_only/handlers.rs"]
 mod handlers;
+mod hints;
 mod inbox;
 mod limits;
 #[path = "../server_only/locks.rs"]
@@ -17,9 +18,13 @@ mod packets;
 mod refusals;
 mod round_trips;
 mod rules;
+#[path = "../server_only/silence.rs"]
+mod silence;
 mod tails;
 mod tracked;
 #[path = "../server_only/transactions.rs"]
 mod transactions;
+#[path = "../server_only/way.rs"]
+mod way;
 #[path = "../server_only/words.rs"]
 mod words;

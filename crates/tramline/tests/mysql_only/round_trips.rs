@@ -9,9 +9,9 @@ use tramline::model::outcome::Outcome;
 use tramline::model::subscription::{Ordering, Policy, Start};
 use tramline::model::tally::NewTally;
 use tramline::store::Store;
-use tramline::store::verbs::{Claim, Emit, Expected, PutSubscription, Settle};
+use tramline::store::verbs::{Claim, Emit, Expected, Gather, PutSubscription, RecordPush, Sent, Settle};
 use tramline::store::verbs_tally::OpenTally;
-use tramline::{Event, Result};
+use tramline::{Event, Push, Result};
 
 /// What a verb gives, and how many round trips it took. The tests have one thread, so nobody else is counted.
 async fn counted<T>(verb: impl Future<Output = Result<T>>) -> (T, u64) {
@@ -199,5 +199,38 @@ async fn items_of_a_tally_take_more_round_trips() {
     let (claimed, claims) = counted(store.store.claim(claim(queue.id, 9))).await;
     let (_, settles) = counted(store.store.settle(done(queue.id, &claimed))).await;
     assert!((emits, claims) == (4, 2) && settles <= 8, "{emits}, {claims}, {settles}");
+    store.close().await;
+}
+
+/// A node looks at all of its push subscriptions every second, and a line at its own for every batch.
+#[tokio::test]
+async fn push_looks_in_one_round_trip_and_reports_in_two() {
+    let store = Private::open().await;
+    for (name, ordering) in [("plain", Ordering::None), ("ordered", Ordering::Key)] {
+        let push = Push::to("http://127.0.0.1:1/");
+        let put = PutSubscription {
+            name: name.into(),
+            topics: vec!["t".to_owned()],
+            policy: Policy { ordering, push: Some(push), ..Policy::default() },
+            start: Start::Beginning,
+            expected: Expected::Anything,
+            now: None,
+        };
+        let subscription = store.store.put_subscription(put).await.unwrap().id;
+        store.store.push_board(None).await.unwrap();
+        let (gathered, gathers) =
+            counted(store.store.gather(Gather { subscription, events: 9, now: None })).await;
+        assert_eq!((gathered.events, gathered.since, gathers), (0, None, 1), "{name}");
+        store.emit(event("a")).await.unwrap();
+        let (gathered, gathers) =
+            counted(store.store.gather(Gather { subscription, events: 9, now: None })).await;
+        assert_eq!((gathered.events, gathered.next_due, gathers), (1, None, 1), "{name}");
+        let (board, boards) = counted(store.store.push_board(None)).await;
+        assert!(board.iter().all(|entry| entry.due) && boards == 1, "{name}: {boards}");
+        let record = RecordPush { subscription, attempts: Vec::new(), counted: Sent::default(), now: None };
+        let (_, records) = counted(store.store.record_push(record)).await;
+        assert_eq!(records, 2, "{name}");
+        store.settle_done(subscription, &store.claim(subscription, 9).await).await;
+    }
     store.close().await;
 }

@@ -14,9 +14,13 @@ mod opening;
 mod plain_sql;
 mod plans;
 mod rules;
+#[path = "../server_only/silence.rs"]
+mod silence;
 mod snapshots;
 mod tallies;
 #[path = "../server_only/transactions.rs"]
 mod transactions;
+#[path = "../server_only/way.rs"]
+mod way;
 #[path = "../server_only/words.rs"]
 mod words;

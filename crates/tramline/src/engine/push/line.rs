@@ -4,7 +4,7 @@ use super::batch::{Batch, cut};
 use super::gather::{Bucket, Go, decide};
 use super::hand::Hand;
 use super::scribe::Scribe;
-use super::sender::Sender;
+use super::sender::{Ended, Sender};
 use super::standing::Standing;
 use super::{Shared, send, share};
 use crate::engine::backoff::Outage;
@@ -18,7 +18,7 @@ use crate::store::verbs::{Claimed, Gather, Steer, SteerPush};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 /// How many events one claim takes at most, and about how much they weigh.
@@ -33,9 +33,11 @@ pub(super) struct Line {
     scribe: Arc<Scribe>,
     hand: Arc<Hand>,
     /// Each has one request under way, or waits until what came of it is written.
-    senders: JoinSet<()>,
+    senders: JoinSet<Ended>,
     /// The last claim took all that was wanted, so there may be more.
     has_more: bool,
+    /// The last claim took all that there was: unless something happens, there is nothing more before this reading of the clock.
+    nothing_until: Option<Duration>,
     bucket: Bucket,
     /// The rule that last kept events from being claimed.
     stopped: Option<Stopped>,
@@ -60,6 +62,7 @@ impl Line {
             hand: Arc::default(),
             senders: JoinSet::new(),
             has_more: false,
+            nothing_until: None,
             bucket: Bucket::default(),
             stopped: None,
         }
@@ -87,7 +90,10 @@ impl Line {
         let mut listener = tram.wake().listen(self.standing.borrow().subscription.id);
         let mut outage = Outage::new("pushing");
         while !stop.is_cancelled() {
-            listener.arm();
+            // A hint since the last claim still counts where no other one follows.
+            if self.nothing_until.is_none() {
+                listener.arm();
+            }
             let until = match self.step(stop).await {
                 Ok(Next::Again) => continue,
                 Ok(Next::Wait) => Duration::MAX,
@@ -104,9 +110,12 @@ impl Line {
             outage.over();
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = listener.wait() => {}
-                known = self.standing.changed() => if known.is_err() { return },
-                Some(_) = self.senders.join_next() => {}
+                () = listener.wait() => self.nothing_until = None,
+                known = self.standing.changed() => match known {
+                    Ok(()) => self.nothing_until = None,
+                    Err(_) => return,
+                },
+                Some(ended) = self.senders.join_next() => self.ended(ended),
                 () = self.hand.is_low() => {}
                 () = clock.sleep_until(until) => {}
             }
@@ -114,7 +123,12 @@ impl Line {
     }
 
     async fn step(&mut self, stop: &CancellationToken) -> Result<Next> {
-        while self.senders.try_join_next().is_some() {}
+        while let Some(ended) = self.senders.try_join_next() {
+            self.ended(ended);
+        }
+        if self.standing.has_changed().unwrap_or(true) {
+            self.nothing_until = None;
+        }
         let standing = self.standing.borrow_and_update().clone();
         let shared = self.shared.clone();
         let clock = shared.tram.clock();
@@ -126,8 +140,12 @@ impl Line {
         let own = self.senders.len();
         let share = share::more(own, shared.requests.available_permits(), shared.all_requests);
         let free = standing.width().saturating_sub(own).min(share);
-        let wanted =
-            if self.is_short(&standing, free) { self.wanted(&standing, free).await? } else { Go::Nothing };
+        let nothing = self.nothing_until.filter(|until| *until > clock.reading());
+        let wanted = match (self.is_short(&standing, free), nothing) {
+            (true, None) => self.wanted(&standing, free).await?,
+            (true, Some(until)) => Go::At(until),
+            (false, _) => Go::Nothing,
+        };
         let waits = match (wanted, self.hand.good_until()) {
             (Go::Now(_), _) => None,
             (_, Some(until)) if free == 0 => Some(Next::Until(until)),
@@ -185,13 +203,30 @@ impl Line {
         let claimed = self.claim(standing, events).await?;
         let count: usize = claimed.slices.iter().map(|slice| slice.events.len()).sum();
         // What is under way in order must not be claimed beside.
-        self.has_more = count >= events as usize && standing.subscription.policy.ordering == Ordering::None;
+        let is_ordered = standing.subscription.policy.ordering != Ordering::None;
+        self.has_more = count >= events as usize && !is_ordered;
+        self.nothing_until = if is_ordered { None } else { self.rest(&claimed) };
         if claimed.slices.is_empty() {
             return self.nothing(standing, &claimed).await;
         }
         self.bucket.take(count as u32);
         self.hand.add(cut(claimed, standing.push.batch_size()), reading);
         Ok(Next::Again)
+    }
+
+    /// Until which reading there is nothing to claim, if a claim has taken all that was due. What it has not told of, a hint does.
+    fn rest(&self, claimed: &Claimed) -> Option<Duration> {
+        let is_all =
+            !(claimed.passed_over || claimed.suspects_wait || claimed.backfilling || claimed.limited);
+        let next = claimed.next_due.filter(|_| is_all && !claimed.slices.is_empty())?;
+        Some(self.shared.tram.clock().reading_of(next, claimed.now))
+    }
+
+    /// A sender that waited until an outcome was written may leave something that is due again.
+    fn ended(&mut self, ended: Result<Ended, JoinError>) {
+        if !matches!(ended, Ok(Ended::HandEmpty)) {
+            self.nothing_until = None;
+        }
     }
 
     /// How many events to claim now.

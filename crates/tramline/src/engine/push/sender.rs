@@ -23,9 +23,17 @@ pub(super) struct Sender {
     pub(super) room: OwnedSemaphorePermit,
 }
 
+/// How a sender ended.
+pub(super) enum Ended {
+    /// It has nothing more to send.
+    HandEmpty,
+    /// What came of its last batch is written, or was given up.
+    Written,
+}
+
 impl Sender {
     /// Sends a batch, and what follows it in the hand.
-    pub(super) async fn run(self, first: Batch) {
+    pub(super) async fn run(self, first: Batch) -> Ended {
         let mut next = Some(first);
         while let Some(batch) = next {
             let came = send::send(&self.shared, &self.standing, &batch, self.stopped).await;
@@ -40,11 +48,13 @@ impl Sender {
             if !is_plain || self.scribe.is_behind(self.standing.width()) {
                 let report = self.scribe.report(batch, came, Hurry::Yes);
                 drop(self.room);
-                return self.scribe.written(report).await;
+                self.scribe.written(report).await;
+                return Ended::Written;
             }
             self.scribe.report(batch, came, Hurry::No);
             next = self.next();
         }
+        Ended::HandEmpty
     }
 
     /// The next batch; none if the line has to decide first: there is news, or somebody waits for room.

@@ -196,13 +196,13 @@ impl MysqlStore {
             event.check()?;
         }
         check_unit(&unit)?;
-        super::check_isolation(conn).await?;
+        self.check_isolation(conn).await?;
         let units = [unit];
         for _ in 0..TRIES {
             self.create_topics(units.iter().flatten().map(Event::topic)).await?;
             let catalog = self.catalog().await?;
             let Some(plan) = self.plan(&units, &catalog) else { continue };
-            let begin = Begin { foreign: true, ..Begin::default() };
+            let begin = Begin { bare: true, ..Begin::default() };
             if needs_steps(&units[0]) {
                 let mut session = self.session(conn, &begin).await?;
                 if let Some(mut answers) = self.emit_by_steps_in(&mut session, &units).await? {

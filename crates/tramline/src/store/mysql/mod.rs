@@ -7,7 +7,7 @@
 //! - `inbox`: what programs in other languages want to emit
 //! - `emit` (with `idempotency` and `hoped`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `log`: reading topics; `buried`: where dead events are; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
+//! - `log`: reading topics; `pulse`: whether something has happened; `buried`: where dead events are; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Every step reads and locks in one round trip, decides, and writes and commits in another. Every statement of a step reads what
@@ -33,6 +33,7 @@ mod migrate;
 mod offer;
 mod options;
 mod order;
+mod pulse;
 mod push;
 mod refusals;
 mod remote;
@@ -54,6 +55,7 @@ mod unique;
 
 pub use examine::{MysqlFigures, Refusals};
 pub use options::MysqlOptions;
+pub(crate) use pulse::Beat;
 
 use crate::error::{Error, Result};
 use crate::model::event::Event;
@@ -61,7 +63,7 @@ use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
-use crate::store::driver::{answered, pinged};
+use crate::store::driver::{answered, asked, pinged};
 use crate::store::proven::Proven;
 use crate::store::retention::Round;
 use crate::store::rules::OUTLAST;
@@ -81,7 +83,7 @@ use std::time::Duration;
 use step::{Transaction, Tries, step};
 use tokio::sync::Semaphore;
 
-/// How long a step waits for a free connection.
+/// How long a step waits for a free connection, or a new one; but no longer than for any other answer.
 const ACQUIRE: Duration = Duration::from_secs(10);
 /// A connection that was idle for longer is tried out before it is used: the server may have gone meanwhile.
 const STALE: Duration = Duration::from_secs(1);
@@ -121,37 +123,39 @@ impl MysqlStore {
     /// version migrated it, or other migrations than this one has.
     pub async fn open(options: MysqlOptions) -> Result<MysqlStore> {
         // The pool tries until its time is over; this one says at once why it cannot connect.
-        let first = async { Ok(MySqlConnection::connect_with(&options.connect).await?) };
-        let mut conn = answered(options.answer, first).await?;
+        let mut conn = asked(options.answer, MySqlConnection::connect_with(&options.connect)).await?;
         let server = answered(options.answer, Server::read(&mut conn)).await?;
         server.check()?;
         for doubt in server.doubts() {
             tracing::warn!("{doubt}");
         }
-        sqlx::raw_sql(SETUP).execute(&mut conn).await?;
+        asked(options.answer, sqlx::raw_sql(SETUP).execute(&mut conn)).await?;
         migrate::run(&mut conn).await?;
         conn.close().await?;
         let refused = Refused::default();
         // Another server may answer by now, or the same one with other settings: a fail-over, a restart.
-        let pool = |most: u32| {
+        let pool = || {
             let refused = refused.clone();
-            MySqlPoolOptions::new().max_connections(most).acquire_timeout(ACQUIRE).after_connect(
-                move |conn, _| {
+            MySqlPoolOptions::new()
+                .max_connections(options.max_connections)
+                .acquire_timeout(ACQUIRE.min(options.answer))
+                .after_connect(move |conn, _| {
                     let refused = refused.clone();
                     Box::pin(async move {
                         refused.unless_it_will_do(conn).await?;
                         sqlx::raw_sql(SETUP).execute(conn).await?;
                         Ok(())
                     })
-                },
-            )
+                })
         };
-        let own = pool(options.max_connections).test_before_acquire(false).before_acquire(|conn, about| {
+        let own = pool().test_before_acquire(false).before_acquire(|conn, about| {
             Box::pin(async move { if about.idle_for < STALE { Ok(true) } else { pinged(conn).await } })
         });
+        // Callers give connections back as they are, also one that does not answer any more.
+        let lent = pool().after_release(|conn, _| Box::pin(pinged(conn)));
         Ok(MysqlStore {
             own: own.connect_lazy_with(options.connect.clone()),
-            pool: pool(options.max_connections).connect_lazy_with(options.connect),
+            pool: lent.connect_lazy_with(options.connect),
             spares: Spares::new((options.max_connections / 2) as usize, STALE),
             refused,
             common: Common::new(server.packet(), options.answer),
@@ -218,28 +222,13 @@ impl MysqlStore {
     /// As [`crate::Store::settle`], and `Invalid` for a session that is not READ COMMITTED; a lost lease is not an error but an
     /// answer.
     pub async fn settle_in(&self, tx: &mut MySqlConnection, settle: Settle) -> Result<Settled> {
-        check_isolation(tx).await?;
-        let begin = Begin { foreign: true, ..Begin::writing(settle.now, settle.subscription) };
+        self.check_isolation(tx).await?;
+        let begin = Begin { bare: true, ..Begin::writing(settle.now, settle.subscription) };
         let asked = settle::Asked::by(&settle);
         let mut session = self.asking(tx, &begin, asked.statements()).await?;
         let settled = settle::settle(&mut session, &settle, &asked).await?;
         session.commit(Vec::new()).await?;
         Ok(settled)
-    }
-
-    /// Numbers that change when something is emitted, or a rule or the catalogue changes: the ends of three indexes. And whether
-    /// there is something in the inbox.
-    pub(crate) async fn pulse(&self) -> Result<([Option<i64>; 3], bool)> {
-        let sql = "SELECT (SELECT MAX(chunk) FROM tramline_chunk), (SELECT MAX(id) FROM tramline_audit), \
-                   (SELECT value FROM tramline_meta WHERE name = 'catalog'), \
-                   EXISTS (SELECT 1 FROM tramline_inbox WHERE refused = 0)";
-        let mut conn = self.connection().await?;
-        let mut sets: Vec<Rows> = Vec::new();
-        answered(self.common.answer, exchange(&mut conn, sql.to_owned(), &mut sets)).await?;
-        conn.keep();
-        let row = sets.first().and_then(|rows| rows.first());
-        let row = row.ok_or_else(|| Error::unavailable("the server gave no answer", "try again"))?;
-        Ok(([row.maybe_int(0)?, row.maybe_int(1)?, row.maybe_int(2)?], row.flag(3)?))
     }
 
     async fn begin(&self) -> Result<Transaction<'_>> {
@@ -316,6 +305,21 @@ impl MysqlStore {
         Ok(session)
     }
 
+    /// A session that only looks, and has looked already, by the catalogue that is known.
+    async fn looking<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        now: Option<Time>,
+        reads: impl Fn(&Catalog) -> Vec<String>,
+    ) -> Result<Session<'c>> {
+        let known = self.common.cache.get();
+        let begin = Begin::looking(now);
+        let (mut session, found) = Session::reading(conn, &self.common, &begin, reads(&known)).await?;
+        // Somebody else may have read another catalogue meanwhile.
+        session.found = found.filter(|_| session.catalog.version == known.version);
+        Ok(session)
+    }
+
     /// A session for a change of topics or subscriptions: emits to the topics it touches are kept away until it ends.
     async fn changing<'c>(
         &'c self,
@@ -337,20 +341,22 @@ impl MysqlStore {
             }
         }
     }
-}
 
-/// In a transaction that reads what was there when it began, a step would decide by what is no longer so.
-async fn check_isolation(conn: &mut MySqlConnection) -> Result<()> {
-    let sql = "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')";
-    let mut sets: Vec<Rows> = Vec::new();
-    exchange(conn, sql.to_owned(), &mut sets).await?;
-    let level =
-        sets.first().and_then(|rows| rows.first()).map_or_else(|| Ok(String::new()), |row| row.text(1))?;
-    if level == "READ-COMMITTED" {
-        return Ok(());
+    /// In a transaction that reads what was there when it began, a step would decide by what is no longer so.
+    async fn check_isolation(&self, conn: &mut MySqlConnection) -> Result<()> {
+        let sql = "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')";
+        let mut sets: Vec<Rows> = Vec::new();
+        answered(self.common.answer, exchange(conn, sql.to_owned(), &mut sets)).await?;
+        let level = sets
+            .first()
+            .and_then(|rows| rows.first())
+            .map_or_else(|| Ok(String::new()), |row| row.text(1))?;
+        if level == "READ-COMMITTED" {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            format!("the session's transactions are {level}"),
+            "run SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED on the connection, or take one of the store's pool",
+        ))
     }
-    Err(Error::invalid(
-        format!("the session's transactions are {level}"),
-        "run SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED on the connection, or take one of the store's pool",
-    ))
 }

@@ -1,12 +1,14 @@
 //! Push: how each subscription stands, what was tried, what has gathered.
 
-use super::claim::RANKS;
+use super::claim::{NEVER, RANKS};
 use super::session::Session;
 use super::sql::{Columns, insert, join, list, text as quoted};
 use crate::error::Result;
 use crate::model::health::Health;
 use crate::model::id::SubscriptionId;
+use crate::model::subscription::Subscription;
 use crate::model::time::Time;
+use crate::store::catalog::Catalog;
 use crate::store::push::{attempt, health, sending, text};
 use crate::store::verbs::{
     ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded,
@@ -55,13 +57,21 @@ pub(super) async fn steer(session: &mut Session<'_>, steer: &SteerPush) -> Resul
 }
 
 /// How a subscription stands, locked: nodes that report at once take turns.
-async fn standing(session: &mut Session<'_>, SubscriptionId(id): SubscriptionId) -> Result<Health> {
-    session.write(format!(
-        "INSERT INTO tramline_push (subscription, state) VALUES ({id}, '{{}}') ON DUPLICATE KEY UPDATE state = state"
-    ));
-    let rows =
-        session.rows(format!("SELECT state FROM tramline_push WHERE subscription = {id} FOR UPDATE")).await?;
-    health(rows.first().map(|row| row.text(0)).transpose()?.as_deref())
+pub(super) fn standing_reads(SubscriptionId(id): SubscriptionId) -> Vec<String> {
+    vec![
+        format!(
+            "INSERT INTO tramline_push (subscription, state) VALUES ({id}, '{{}}') ON DUPLICATE KEY UPDATE state = state"
+        ),
+        format!("SELECT state FROM tramline_push WHERE subscription = {id} FOR UPDATE"),
+    ]
+}
+
+async fn standing(session: &mut Session<'_>, id: SubscriptionId) -> Result<Health> {
+    let found = match session.found.take() {
+        Some(found) => found,
+        None => session.sets(standing_reads(id)).await?,
+    };
+    health(found.iter().flatten().next().map(|row| row.text(0)).transpose()?.as_deref())
 }
 
 fn write(session: &mut Session<'_>, SubscriptionId(id): SubscriptionId, health: &Health) {
@@ -71,31 +81,44 @@ fn write(session: &mut Session<'_>, SubscriptionId(id): SubscriptionId, health: 
     ));
 }
 
-/// One look at all of them, in one round trip. Where there is no order: ready and due, or a lease that has ended, one probe of
+/// One look at all of them. Where there is no order: ready and due, or a lease that has ended, one probe of
 /// `tramline_slice_claim` for each priority. Where there is: a lane that is free and has something to give, or whose lease
 /// has ended.
+pub(super) fn board_reads(catalog: &Catalog) -> Vec<String> {
+    let ids: Vec<i64> = pushed(catalog).map(|one| one.id.0).collect();
+    if ids.is_empty() {
+        return Vec::new();
+    }
+    let states = format!(
+        "SELECT subscription, state FROM tramline_push WHERE subscription IN ({})",
+        list(ids.into_iter())
+    );
+    let due = pushed(catalog).map(|one| due_sql(one.id, one.policy.is_ordered()));
+    std::iter::once(states).chain(due).collect()
+}
+
 pub(super) async fn board(session: &mut Session<'_>) -> Result<Vec<PushEntry>> {
     let catalog = session.catalog.clone();
-    let all: Vec<_> = catalog.subscriptions().iter().filter(|one| one.policy.push.is_some()).collect();
-    if all.is_empty() {
-        return Ok(Vec::new());
+    let found = match session.found.take() {
+        Some(found) => found,
+        None => session.sets(board_reads(&catalog)).await?,
+    };
+    let Some((states, due)) = found.split_first() else { return Ok(Vec::new()) };
+    let mut healths: HashMap<i64, Health> = HashMap::new();
+    for row in states {
+        healths.insert(row.int(0)?, health(Some(&row.text(1)?))?);
     }
-    let ids = list(all.iter().map(|one| one.id.0));
-    let mut sql =
-        vec![format!("SELECT subscription, state FROM tramline_push WHERE subscription IN ({ids})")];
-    sql.extend(all.iter().map(|one| due_sql(one.id, one.policy.is_ordered())));
-    let sets = session.sets(sql).await?;
-    let mut states: HashMap<i64, String> = HashMap::new();
-    for row in &sets[0] {
-        states.insert(row.int(0)?, row.text(1)?);
-    }
-    let mut board = Vec::with_capacity(all.len());
-    for (subscription, found) in all.into_iter().zip(&sets[1..]) {
-        let health = health(states.get(&subscription.id.0).map(String::as_str))?;
-        let due = found.first().map_or(Ok(false), |row| row.flag(0))? && health.is_open(session.now);
+    let mut board = Vec::with_capacity(due.len());
+    for (subscription, due) in pushed(&catalog).zip(due) {
+        let health = healths.remove(&subscription.id.0).unwrap_or_default();
+        let due = due.first().map_or(Ok(false), |row| row.flag(0))? && health.is_open(session.now);
         board.push(PushEntry { subscription: subscription.clone(), health, due, now: session.now });
     }
     Ok(board)
+}
+
+fn pushed(catalog: &Catalog) -> impl Iterator<Item = &Subscription> {
+    catalog.subscriptions().iter().filter(|one| one.policy.push.is_some())
 }
 
 fn due_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> String {
@@ -114,61 +137,70 @@ fn due_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> String {
     )
 }
 
+/// What has gathered; and if there is nothing, when the first of what waits is due.
+pub(super) fn gather_reads(catalog: &Catalog, gather: &Gather) -> Vec<String> {
+    let Ok(subscription) = catalog.require_subscription(gather.subscription) else { return Vec::new() };
+    let ordered = subscription.policy.is_ordered();
+    vec![gathered_sql(gather, ordered), next_due_sql(gather.subscription, ordered)]
+}
+
+pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result<Gathered> {
+    let catalog = session.catalog.clone();
+    catalog.require_subscription(gather.subscription)?;
+    let found = match session.found.take() {
+        Some(found) => found,
+        None => session.sets(gather_reads(&catalog, gather)).await?,
+    };
+    let mut gathered = Gathered { now: session.now, ..Gathered::default() };
+    for row in &found[0] {
+        gathered.add(row.int(0)?, row.int(1)?, row.flag(2)?);
+    }
+    gathered.next_due = found[1].first().map_or(Ok(None), |row| row.maybe_int(0))?.map(Time);
+    Ok(gathered)
+}
+
 /// Counts at most as many slices as there may be events in a batch: each has at least one. A lease that has ended counts as no event,
 /// but somebody has to claim what was under it.
-pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result<Gathered> {
-    let ordered = session.catalog.require_subscription(gather.subscription)?.policy.is_ordered();
+fn gathered_sql(gather: &Gather, ordered: bool) -> String {
     let (SubscriptionId(id), limit) = (gather.subscription, gather.events);
-    let sql = if ordered {
+    if ordered {
         // The other way round, all slices that wait would be looked at before the lanes.
-        format!(
+        return format!(
             "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM tramline_lane l STRAIGHT_JOIN {SLICES} \
              ON s.subscription = {id} AND s.state IN (0, 3) AND s.lane = l.lane AND s.`rank` = 0 \
              AND s.due_at <= @tramline_now WHERE l.subscription = {id} AND l.halted_until <= @tramline_now AND l.owner = 0 \
              LIMIT {limit}) UNION ALL (SELECT 0, until, TRUE FROM tramline_lane WHERE subscription = {id} \
              AND halted_until <= @tramline_now AND owner <> 0 AND until <= @tramline_now LIMIT 1)"
-        )
-    } else {
-        format!(
-            "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM {SLICES} WHERE s.subscription = {id} \
-             AND s.state = 0 AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now LIMIT {limit}) \
-             UNION ALL (SELECT 0, s.pos, TRUE FROM {SLICES} WHERE s.subscription = {id} \
-             AND s.state = 1 AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now LIMIT 1)"
-        )
-    };
-    let mut gathered = Gathered { now: session.now, ..Gathered::default() };
-    for row in session.rows(sql).await? {
-        gathered.add(row.int(0)?, row.int(1)?, row.flag(2)?);
+        );
     }
-    if gathered.since.is_none() {
-        gathered.next_due = next_due(session, gather.subscription, ordered).await?;
-    }
-    Ok(gathered)
+    format!(
+        "(SELECT s.mask, s.due_at, s.attempts > 0 OR s.replayed FROM {SLICES} WHERE s.subscription = {id} \
+         AND s.state = 0 AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now LIMIT {limit}) \
+         UNION ALL (SELECT 0, s.pos, TRUE FROM {SLICES} WHERE s.subscription = {id} \
+         AND s.state = 1 AND s.lane = 0 AND s.`rank` {RANKS} AND s.pos <= @tramline_now LIMIT 1)"
+    )
 }
 
-/// When the first of what waits is due.
-async fn next_due(
-    session: &mut Session<'_>,
-    SubscriptionId(id): SubscriptionId,
-    ordered: bool,
-) -> Result<Option<Time>> {
-    let sql = if ordered {
+/// When the first of what waits is due, if the statement before this one found nothing.
+fn next_due_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> String {
+    let due = if ordered {
         format!(
             "SELECT MIN(GREATEST(l.halted_until, (SELECT MIN(s.pos) FROM {SLICES} WHERE s.subscription = {id} \
              AND s.state = 3 AND s.lane = l.lane AND s.`rank` = 0))) FROM tramline_lane l \
              WHERE l.subscription = {id} AND l.owner = 0"
         )
     } else {
+        // Each a value of its own, as in a claim.
         let first = |rank: i64| {
             format!(
-                "SELECT MIN(s.pos) AS pos FROM {SLICES} WHERE s.subscription = {id} AND s.state = 0 AND s.lane = 0 \
-                 AND s.`rank` = {rank}"
+                "COALESCE((SELECT MIN(s.pos) FROM {SLICES} WHERE s.subscription = {id} AND s.state = 0 AND s.lane = 0 \
+                 AND s.`rank` = {rank}), {NEVER})"
             )
         };
         let all: Vec<String> = (0..10).map(first).collect();
-        format!("SELECT MIN(f.pos) FROM ({}) f", all.join(" UNION ALL "))
+        format!("SELECT NULLIF(LEAST({}), {NEVER})", all.join(", "))
     };
-    Ok(session.rows(sql).await?.first().map_or(Ok(None), |row| row.maybe_int(0))?.map(Time))
+    format!("SELECT IF(FOUND_ROWS() = 0, ({due}), NULL)")
 }
 
 pub(super) async fn attempts(

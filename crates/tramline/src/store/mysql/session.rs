@@ -55,14 +55,20 @@ pub(super) struct Begin {
     pub(super) now: Option<Time>,
     /// What the step locks before it looks at the time and the catalogue.
     pub(super) locks: Vec<String>,
-    /// True for a transaction that is not ours: it is neither begun nor ended.
-    pub(super) foreign: bool,
+    /// True where no transaction is to be begun and ended: it is somebody else's, or there is none.
+    pub(super) bare: bool,
 }
 
 impl Begin {
     /// A step that writes no slices, or of all subscriptions.
     pub(super) fn reading(now: Option<Time>) -> Begin {
         Begin { now, ..Begin::default() }
+    }
+
+    /// A step that only reads, and every statement for itself, as what is committed by then: there is no transaction to end, which
+    /// would be another round trip.
+    pub(super) fn looking(now: Option<Time>) -> Begin {
+        Begin { now, bare: true, ..Begin::default() }
     }
 
     /// A step that writes slices of a subscription: its deletion waits for the step.
@@ -86,7 +92,7 @@ impl Begin {
     /// The statements with which the step begins. Later ones of the same packet may name the time as `@tramline_now`.
     fn statements(&self) -> Vec<String> {
         let mut statements = Vec::with_capacity(self.locks.len() + 3);
-        if !self.foreign {
+        if !self.bare {
             statements.push("START TRANSACTION".to_owned());
         }
         statements.extend(self.locks.iter().cloned());
@@ -141,7 +147,7 @@ impl<'c> Session<'c> {
         reads: Vec<String>,
     ) -> Result<(Session<'c>, Option<Vec<Rows>>)> {
         let catalog = common.cache.get();
-        let (queue, ended, is_own) = (begin.statements(), Vec::new(), !begin.foreign);
+        let (queue, ended, is_own) = (begin.statements(), Vec::new(), !begin.bare);
         let first = queue.len() - 1;
         let mut session = Session {
             conn,

@@ -250,23 +250,32 @@ impl Store for MysqlStore {
     }
 
     async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
-        let begin = Begin::reading(now);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| push::board(session))
+        step!(self, Tries::few(), |conn| self.looking(conn, now, push::board_reads), |session| {
+            push::board(session)
+        })
     }
 
     async fn gather(&self, gather: Gather) -> Result<Gathered> {
-        let begin = Begin::reading(gather.now);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| push::gather(session, &gather))
+        let reads = |catalog: &Catalog| push::gather_reads(catalog, &gather);
+        step!(self, Tries::few(), |conn| self.looking(conn, gather.now, reads), |session| {
+            push::gather(session, &gather)
+        })
     }
 
     async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
         let begin = Begin::writing(record.now, record.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| push::record(session, &record))
+        let reads = || push::standing_reads(record.subscription);
+        step!(self, Tries::few(), |conn| self.asking(conn, &begin, reads()), |session| {
+            push::record(session, &record)
+        })
     }
 
     async fn steer_push(&self, steer: SteerPush) -> Result<Health> {
         let begin = Begin::writing(steer.now, steer.subscription);
-        step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| push::steer(session, &steer))
+        let reads = || push::standing_reads(steer.subscription);
+        step!(self, Tries::few(), |conn| self.asking(conn, &begin, reads()), |session| {
+            push::steer(session, &steer)
+        })
     }
 
     async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {

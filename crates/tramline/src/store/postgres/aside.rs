@@ -10,6 +10,7 @@ use crate::model::event::Event;
 use crate::model::id::TopicId;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
+use crate::store::driver::answered;
 use crate::store::emit::{Answers, busy, families, named};
 use futures_util::future::join_all;
 use sqlx::Row;
@@ -66,7 +67,8 @@ impl PostgresStore {
             return refused(group, &error);
         }
         tracing::debug!(units = group.len(), "keys are locked by another transaction; emits are set aside");
-        let locked = self.locked_keys(group.iter().flat_map(|at| &units[*at])).await.unwrap_or_default();
+        let looked = self.locked_keys(group.iter().flat_map(|at| &units[*at]));
+        let locked = answered(self.answer, looked).await.unwrap_or_default();
         let (free, stuck) = families(units, group, &locked);
         let (mut answers, stuck) =
             tokio::join!(self.emit_free(units, free, now), self.emit_families(units, stuck, now));

@@ -12,6 +12,7 @@ use crate::model::time::Time;
 use crate::plan::claim::Taker;
 use crate::store::catalog::Catalog;
 use crate::store::claimed::RawClaim;
+use crate::store::driver::asked;
 use crate::store::verbs::{Claim, Claimed};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -97,13 +98,13 @@ impl PostgresStore {
             .bind(taker.bytes);
         let rows = if self.texts.pooled {
             let mut tx = self.begin().await?;
-            self.texts.query(POOLED).execute(&mut *tx).await?;
-            let rows = query.fetch_all(&mut *tx).await?;
+            asked(self.answer, self.texts.query(POOLED).execute(&mut *tx)).await?;
+            let rows = asked(self.answer, query.fetch_all(&mut *tx)).await?;
             tx.commit().await?;
             rows
         } else {
             let mut conn = self.connection().await?;
-            let rows = query.fetch_all(&mut *conn).await?;
+            let rows = asked(self.answer, query.fetch_all(&mut *conn)).await?;
             conn.keep();
             rows
         };

@@ -10,6 +10,7 @@ use crate::model::time::{Time, millis};
 use crate::model::unique::check_unit;
 use crate::plan::emit::{ChunkPlan, EmitPlan, HeadPlan, Link, Place};
 use crate::store::catalog::Catalog;
+use crate::store::driver::asked;
 use crate::store::emit::{Stored, TRIES, needs_steps, restless};
 use crate::store::verbs::{Emission, Emit};
 use sqlx::{PgConnection, Row};
@@ -108,7 +109,7 @@ impl PostgresStore {
             let with = With { version: Some(catalog.version), now, wait: Some(wait), hint };
             let stored = if self.texts.pooled {
                 let mut tx = sqlx::Connection::begin(&mut *conn).await?;
-                self.texts.query(POOLED).execute(&mut *tx).await?;
+                asked(self.answer, self.texts.query(POOLED).execute(&mut *tx)).await?;
                 let stored = self.store(&mut tx, &plan, with).await?;
                 tx.commit().await?;
                 stored
@@ -233,7 +234,7 @@ impl PostgresStore {
             .bind(slices.iter().map(|(_, slice)| after(slice.due)).collect::<Vec<Option<i64>>>())
             .bind(slices.iter().map(|(_, slice)| at(slice.due)).collect::<Vec<Option<i64>>>())
             .bind(slices.iter().map(|(_, slice)| slice.mask.to_i64()).collect::<Vec<i64>>());
-        let row = query.fetch_one(conn).await?;
+        let row = asked(self.answer, query.fetch_one(conn)).await?;
         if row.try_get::<Option<i64>, _>(0)?.is_none() {
             return Ok(None);
         }
@@ -276,7 +277,7 @@ impl PostgresStore {
             Some(hint) => query.bind(self.wake_channel()).bind(hint),
             None => query,
         };
-        let row = query.fetch_one(conn).await?;
+        let row = asked(self.answer, query.fetch_one(conn)).await?;
         let Some(chunk) = row.try_get::<Option<i64>, _>(1)? else { return Ok(None) };
         let heads = row.try_get::<Option<i64>, _>(2)?.into_iter().collect();
         Ok(Some(Stored { chunks: vec![ChunkId(chunk)], heads }))

@@ -13,6 +13,7 @@ use crate::model::subscription::Policy;
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
 use crate::store::claimed::RawClaim;
+use crate::store::driver::asked;
 use crate::store::verbs::{Claim, Suspects};
 use sqlx::Row;
 use std::collections::HashMap;
@@ -86,7 +87,7 @@ impl PostgresStore {
         let query = query.bind(i64::from(SLICES)).bind(i64::from(taker.events / SLICES));
         let query = query.bind(taker.bytes / i64::from(SLICES));
         let mut conn = self.connection().await?;
-        let rows = query.fetch_all(&mut *conn).await?;
+        let rows = asked(self.answer, query.fetch_all(&mut *conn)).await?;
         conn.keep();
         let Some(first) = rows.first() else {
             self.glances.forget(id);

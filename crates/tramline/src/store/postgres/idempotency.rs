@@ -13,6 +13,7 @@ use crate::model::id::TopicId;
 use crate::model::time::Time;
 use crate::plan::emit::EmitPlan;
 use crate::store::catalog::Catalog;
+use crate::store::driver::answered;
 use crate::store::emit::{Stored, TRIES, Units, restless};
 use crate::store::idempotency::{self, Entry};
 use crate::store::mend::cancel;
@@ -34,8 +35,11 @@ impl PostgresStore {
         for _ in 0..TRIES {
             self.create_topics(units.iter().flatten().map(Event::topic), Tries::few(), wait).await?;
             let mut tx = self.begin().await?;
-            let mut session = self.hasty(&mut tx, Begin::reading(now), wait).await?;
-            let answers = self.emit_by_steps_in(&mut session, units).await?;
+            let emit = async {
+                let mut session = self.hasty(&mut tx, Begin::reading(now), wait).await?;
+                self.emit_by_steps_in(&mut session, units).await
+            };
+            let answers = answered(self.answer, emit).await?;
             if let Some(answers) = answers {
                 tx.commit().await?;
                 return Ok(answers);

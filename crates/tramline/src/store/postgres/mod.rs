@@ -57,6 +57,7 @@ use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::{Time, millis};
 use crate::store::catalog::Catalog;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
+use crate::store::driver::{answered, asked, pinged};
 use crate::store::proven::Proven;
 use crate::store::retention::Round;
 use crate::store::rules::OUTLAST;
@@ -68,16 +69,16 @@ use glance::Glances;
 use low::Proofs;
 use session::{Begin, CatalogCache, FOR_EVER, Planner, Session, Texts};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use step::{Tries, step};
+use step::{Transaction, Tries, step};
 use tell::Speech;
 use tokio::sync::Semaphore;
 
-/// How long a step waits for a free connection.
+/// How long a step waits for a free connection, or a new one; but no longer than for any other answer.
 const ACQUIRE: Duration = Duration::from_secs(10);
 /// A connection that was idle for longer is tried out before it is used: the server may have gone meanwhile.
 const STALE: Duration = Duration::from_secs(1);
@@ -92,6 +93,8 @@ pub struct PostgresStore {
     /// For callers.
     pool: PgPool,
     spares: Spares<Postgres>,
+    /// How long the server may take to answer.
+    answer: Duration,
     texts: Texts,
     cache: CatalogCache,
     proven: Proven,
@@ -121,20 +124,19 @@ impl PostgresStore {
             connect = connect.statement_cache_capacity(0);
         }
         // The pool tries until its time is over; this one says at once why it cannot connect.
-        PgConnection::connect_with(&connect).await?.close().await?;
-        let pool = PgPoolOptions::new()
-            .max_connections(options.max_connections)
-            .acquire_timeout(ACQUIRE)
-            .connect_lazy_with(connect.clone());
+        asked(options.answer, PgConnection::connect_with(&connect)).await?.close().await?;
+        let pool = || {
+            PgPoolOptions::new()
+                .max_connections(options.max_connections)
+                .acquire_timeout(ACQUIRE.min(options.answer))
+        };
+        // Callers give connections back as they are, also one that does not answer any more.
+        let lent = pool().after_release(|conn, _| Box::pin(pinged(conn)));
         let pooled = options.pooled;
-        let own = PgPoolOptions::new()
-            .max_connections(options.max_connections)
-            .acquire_timeout(ACQUIRE)
+        let own = pool()
             .test_before_acquire(false)
             .before_acquire(|conn, about| {
-                Box::pin(async move {
-                    if about.idle_for < STALE { Ok(true) } else { conn.ping().await.map(|()| true) }
-                })
+                Box::pin(async move { if about.idle_for < STALE { Ok(true) } else { pinged(conn).await } })
             })
             .after_connect(move |conn, _| {
                 Box::pin(async move {
@@ -144,12 +146,13 @@ impl PostgresStore {
                     Ok(())
                 })
             })
-            .connect_with(connect)
+            .connect_with(connect.clone())
             .await?;
         let schema = migrate::run(&mut *own.acquire().await?, options.schema.as_deref()).await?;
         Ok(PostgresStore {
             own,
-            pool,
+            pool: lent.connect_lazy_with(connect),
+            answer: options.answer,
             spares: Spares::new((options.max_connections / 4) as usize, STALE),
             texts: Texts::new(schema, options.pooled),
             cache: CatalogCache::default(),
@@ -214,7 +217,7 @@ impl PostgresStore {
         events: impl IntoIterator<Item = Event> + Send,
     ) -> Result<Emission> {
         let events: Vec<Event> = events.into_iter().collect();
-        self.emit_unit_in(tx, events).await
+        answered(self.answer, self.emit_unit_in(tx, events)).await
     }
 
     /// Settles in the caller's own transaction: what the handler wrote and the outcome are stored together or not at all, as durably as
@@ -223,6 +226,10 @@ impl PostgresStore {
     /// # Errors
     /// As [`crate::Store::settle`]; a lost lease is not an error but an answer.
     pub async fn settle_in(&self, tx: &mut PgConnection, settle: Settle) -> Result<Settled> {
+        answered(self.answer, self.settle_unit_in(tx, settle)).await
+    }
+
+    async fn settle_unit_in(&self, tx: &mut PgConnection, settle: Settle) -> Result<Settled> {
         let cache = CatalogCache::default();
         cache.set(self.cache.get());
         let planner = Planner::save(tx, &self.texts).await?;
@@ -238,9 +245,9 @@ impl PostgresStore {
         self.spares.take(&self.own).await
     }
 
-    async fn begin(&self) -> Result<Transaction<'static, Postgres>> {
+    async fn begin(&self) -> Result<Transaction> {
         self.spares.shed();
-        Ok(self.own.begin().await?)
+        Transaction::begin(self.own.acquire().await?, self.answer).await
     }
 
     /// The catalogue, read if none is known. Whether it is still right shows when it is used.
@@ -249,9 +256,13 @@ impl PostgresStore {
         if known.version != 0 {
             return Ok(known);
         }
-        let mut tx = conn.begin().await?;
-        let catalog = Arc::new(catalog::load(&mut tx, &self.texts).await?);
-        tx.commit().await?;
+        let load = async {
+            let mut tx = conn.begin().await?;
+            let catalog = catalog::load(&mut tx, &self.texts).await?;
+            tx.commit().await?;
+            Ok(Arc::new(catalog))
+        };
+        let catalog = answered(self.answer, load).await?;
         self.cache.set(catalog.clone());
         Ok(catalog)
     }

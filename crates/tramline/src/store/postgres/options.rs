@@ -1,9 +1,11 @@
 //! How to reach a PostgreSQL database, read from a URL.
 
 use crate::error::{Error, Result};
+use crate::store::driver::answer_timeout;
 use sqlx::postgres::PgConnectOptions;
 use std::borrow::Cow;
 use std::str::FromStr;
+use std::time::Duration;
 use url::Url;
 
 /// How many connections a store keeps at most, unless it is told.
@@ -20,6 +22,7 @@ const LONGEST_SCHEMA: usize = 40;
 /// - `pooled`: `true` behind PgBouncer in transaction mode: no prepared statements that outlive a transaction
 /// - `listen_url`: where to listen for wake-ups if not here; needed with `pooled`, because a pooler loses `LISTEN`
 /// - `max_connections`: how many connections the store keeps at most, 10 unless set
+/// - `answer_timeout`: after how many seconds without an answer a connection is given up, 30 unless set
 ///
 /// What is acknowledged is on disk, even where the default of the server, the database or the role is `synchronous_commit = off`. Only the URL
 /// itself can ask for less: `options=-c%20synchronous_commit%3Doff`, for data that a crash of the server may take along.
@@ -29,6 +32,7 @@ pub struct PostgresOptions {
     pub(super) schema: Option<String>,
     pub(super) pooled: bool,
     pub(super) max_connections: u32,
+    pub(super) answer: Duration,
     url: String,
     listen_url: Option<String>,
 }
@@ -67,8 +71,9 @@ impl FromStr for PostgresOptions {
                 Error::invalid(format!("max_connections={number} is out of range"), "use 2 to 1000")
             })
         })?;
+        let answer = answer_timeout(own("answer_timeout").as_deref())?;
         let listen_url = own("listen_url");
-        let own_names = ["schema", "pooled", "listen_url", "max_connections"];
+        let own_names = ["schema", "pooled", "listen_url", "max_connections", "answer_timeout"];
         let rest: Vec<(String, String)> = pairs
             .into_iter()
             .filter(|(name, _)| !own_names.contains(&&**name))
@@ -80,7 +85,7 @@ impl FromStr for PostgresOptions {
         }
         let connect = PgConnectOptions::from_str(url.as_str())
             .map_err(|error| bad("the URL cannot be read").because(error))?;
-        Ok(PostgresOptions { connect, schema, pooled, max_connections, url: url.into(), listen_url })
+        Ok(PostgresOptions { connect, schema, pooled, max_connections, answer, url: url.into(), listen_url })
     }
 }
 
@@ -112,11 +117,11 @@ mod tests {
 
     #[test]
     fn own_parameters_are_taken_off_the_url() {
-        let url = "postgres://u:p@h:1/d?schema=queue&sslmode=disable&pooled=true&max_connections=7";
+        let url = "postgres://u:p@h:1/d?schema=queue&sslmode=disable&pooled=true&max_connections=7&answer_timeout=9";
         let options: PostgresOptions = url.parse().unwrap();
         assert_eq!(options.schema.as_deref(), Some("queue"));
         assert!(options.pooled);
-        assert_eq!(options.max_connections, 7);
+        assert_eq!((options.max_connections, options.answer), (7, Duration::from_secs(9)));
         assert_eq!(options.url, "postgres://u:p@h:1/d?sslmode=disable");
         assert_eq!(options.listen_url(), None);
     }
@@ -134,7 +139,12 @@ mod tests {
     fn what_cannot_be_meant_is_refused_with_a_remedy() {
         let long = format!("schema={}", "x".repeat(41));
         let bad = ["schema=a.b", "schema=", "schema=A", "schema=1a", "schema=a\"b", "schema=pg_x", &long];
-        for query in bad.into_iter().chain(["pooled=yes", "max_connections=0", "max_connections=x"]) {
+        for query in bad.into_iter().chain([
+            "pooled=yes",
+            "max_connections=0",
+            "max_connections=x",
+            "answer_timeout=0",
+        ]) {
             let error = format!("postgres://h/d?{query}").parse::<PostgresOptions>().unwrap_err();
             assert!(!error.remedy().is_empty(), "{query}");
         }

@@ -9,6 +9,7 @@ use crate::model::event::Event;
 use crate::model::schedule::StoredSchedule;
 use crate::model::time::Time;
 use crate::plan::schedule::ScheduleRow;
+use crate::store::driver::answered;
 use crate::store::emit::{TRIES, restless};
 use crate::store::schedule::{self, Columns, Running, Sent, moved, unknown};
 use crate::store::verbs::{
@@ -55,7 +56,7 @@ impl PostgresStore {
         if next.is_none_or(|next| next > now.0) {
             return Ok(Sent::default().ticked(next, now, false));
         }
-        match self.run_together(Which::Due(tick.limit), tick.now).await {
+        match answered(self.answer, self.run_together(Which::Due(tick.limit), tick.now)).await {
             Err(error) if waited_too_long(&error) || lost_against_another(&error) => {
                 self.tick_each(tick, Sent::default().ticked(next, now, false)).await
             }
@@ -69,7 +70,7 @@ impl PostgresStore {
             due_names(session, tick.limit)
         })?;
         for name in due {
-            match self.run_together(Which::DueNamed(&name), tick.now).await {
+            match answered(self.answer, self.run_together(Which::DueNamed(&name), tick.now)).await {
                 Ok((ticked, _)) => {
                     sum.wake.extend(&ticked.wake);
                     sum = Ticked { events: sum.events + ticked.events, wake: sum.wake, ..ticked };
@@ -87,7 +88,8 @@ impl PostgresStore {
     }
 
     pub(super) async fn run_asked(&self, run: NameSchedule) -> Result<Emission> {
-        let (_, mut emissions) = self.run_together(Which::Asked(&run.name), run.now).await?;
+        let running = self.run_together(Which::Asked(&run.name), run.now);
+        let (_, mut emissions) = answered(self.answer, running).await?;
         emissions.pop().ok_or_else(|| unknown(&run.name))
     }
 

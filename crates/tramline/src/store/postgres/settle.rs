@@ -16,6 +16,7 @@ use crate::model::tally::Ending;
 use crate::plan::release::{release as plan_release, release_lane};
 use crate::plan::settle::{by_lane_of, settle as plan_settle, settle_lane};
 use crate::plan::{Changes, LaneView};
+use crate::store::driver::asked;
 use crate::store::lanes::{load_keys, load_marks};
 use crate::store::rows::StepRows;
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
@@ -82,7 +83,8 @@ impl PostgresStore {
             return Ok(BTreeSet::new());
         }
         let mut conn = self.connection().await?;
-        let rows = bind_done(self.texts.query(ALONE), settle, &wanted).fetch_all(&mut *conn).await?;
+        let query = bind_done(self.texts.query(ALONE), settle, &wanted);
+        let rows = asked(self.answer, query.fetch_all(&mut *conn)).await?;
         conn.keep();
         Ok(gone(settle, &wanted, &rows)?.into_keys().collect())
     }

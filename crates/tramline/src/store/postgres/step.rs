@@ -1,28 +1,36 @@
 //! How a step ends: committed, given up, or tried again; and what the server's errors mean.
 
 use crate::error::{Error, Result};
-use sqlx::{Postgres, Transaction};
+use crate::store::driver::{SIGN_OF_LIFE, asked, is_silence};
+use crate::store::spare::give_back;
+use sqlx::pool::PoolConnection;
+use sqlx::{PgConnection, Postgres};
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 /// Runs one step in a transaction of its own: `|tx|` opens the session, `|session|` does the work. A macro, because the
-/// compiler cannot see yet that the future of an async closure may move between threads, whatever it borrows.
+/// compiler cannot see yet that the future of an async closure may move between threads, whatever it borrows. Both may take as long as an
+/// answer may.
 macro_rules! step {
     ($store:expr, $tries:expr, |$tx:ident| $open:expr, |$session:ident| $work:expr) => {{
         let mut tries = $tries;
         loop {
             let mut transaction = $store.begin().await?;
+            let limit = transaction.answer();
             let opened = {
                 let $tx = &mut *transaction;
-                $open.await
+                $crate::store::driver::answered(limit, $open).await
             };
             let result = match opened {
                 Ok(mut session) => {
                     let worked = {
                         let $session = &mut session;
-                        $work.await
+                        $crate::store::driver::answered(limit, $work).await
                     };
                     match worked {
-                        Ok(value) => session.finish().await.map(|_| value),
+                        Ok(value) => {
+                            $crate::store::driver::answered(limit, session.finish()).await.map(|_| value)
+                        }
                         Err(error) => Err(error),
                     }
                 }
@@ -35,6 +43,88 @@ macro_rules! step {
     }};
 }
 pub(super) use step;
+
+/// A connection in a transaction. If it is dropped before its end, what was done is undone.
+pub(super) struct Transaction {
+    conn: Option<PoolConnection<Postgres>>,
+    answer: Duration,
+}
+
+impl Transaction {
+    /// `answer`: how long the server may take for each answer.
+    pub(super) async fn begin(conn: PoolConnection<Postgres>, answer: Duration) -> Result<Transaction> {
+        let mut transaction = Transaction { conn: Some(conn), answer };
+        transaction.say("BEGIN").await?;
+        Ok(transaction)
+    }
+
+    pub(super) async fn commit(mut self) -> Result<()> {
+        self.say("COMMIT").await?;
+        self.conn.take().into_iter().for_each(give_back);
+        Ok(())
+    }
+
+    pub(super) async fn rollback(mut self) -> Result<()> {
+        self.say("ROLLBACK").await?;
+        self.conn.take().into_iter().for_each(give_back);
+        Ok(())
+    }
+
+    pub(super) fn answer(&self) -> Duration {
+        self.answer
+    }
+
+    /// Undoes it because of an error. A server that does not answer would not answer this either.
+    async fn fail(mut self, error: &Error) {
+        if is_silence(error) {
+            return self.abandon();
+        }
+        // A connection that cannot roll back is closed; either way nothing of the step is left.
+        let _ = self.rollback().await;
+    }
+
+    async fn say(&mut self, sql: &'static str) -> Result<()> {
+        let said = asked(self.answer, sqlx::raw_sql(sql).execute(&mut **self)).await;
+        if said.is_err() {
+            self.abandon();
+        }
+        said.map(|_| ())
+    }
+
+    /// Closes it, without a word to a server that may not listen any more.
+    fn abandon(&mut self) {
+        drop(self.conn.take().map(PoolConnection::detach));
+    }
+}
+
+impl Deref for Transaction {
+    type Target = PgConnection;
+
+    #[expect(clippy::expect_used, reason = "only those take the connection who end this")]
+    fn deref(&self) -> &PgConnection {
+        self.conn.as_ref().expect("a transaction that has not ended")
+    }
+}
+
+impl DerefMut for Transaction {
+    #[expect(clippy::expect_used, reason = "only those take the connection who end this")]
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.conn.as_mut().expect("a transaction that has not ended")
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        let Some(mut conn) = self.conn.take() else { return };
+        tokio::spawn(async move {
+            let undo = sqlx::raw_sql("ROLLBACK").execute(&mut *conn);
+            match tokio::time::timeout(SIGN_OF_LIFE, undo).await {
+                Ok(Ok(_)) => give_back(conn),
+                _ => drop(conn.detach()),
+            }
+        });
+    }
+}
 
 /// Ends steps, and counts those that another one was in the way of.
 pub(super) struct Tries {
@@ -55,16 +145,11 @@ impl Tries {
     }
 
     /// Commits what went well. `None`: another step was in the way, and this one is to be tried again from the start.
-    pub(super) async fn end<T>(
-        &mut self,
-        tx: Transaction<'static, Postgres>,
-        result: Result<T>,
-    ) -> Option<Result<T>> {
+    pub(super) async fn end<T>(&mut self, tx: Transaction, result: Result<T>) -> Option<Result<T>> {
         let result = match result {
-            Ok(value) => tx.commit().await.map(|()| value).map_err(Error::from),
+            Ok(value) => tx.commit().await.map(|()| value),
             Err(error) => {
-                // A connection that cannot roll back is closed; either way nothing of the step is left.
-                let _ = tx.rollback().await;
+                tx.fail(&error).await;
                 Err(error)
             }
         };

@@ -6,6 +6,7 @@ use crate::model::event::Event;
 use crate::model::id::{SubscriptionId, TallyId};
 use crate::model::tally::Ack;
 use crate::model::tally::news::Outgoing;
+use crate::store::driver::answered;
 use crate::store::emit::{TRIES, restless};
 use crate::store::postgres::session::{Begin, Session};
 use crate::store::postgres::step::{Tries, step};
@@ -27,7 +28,7 @@ struct Waiting {
 impl PostgresStore {
     /// Events and parents in steps of their own: whoever holds the head of a key must not wait for a tally.
     pub(in crate::store::postgres) async fn deliver_news(&self, deliver: Deliver) -> Result<Delivered> {
-        let mut delivered = self.deliver_events(deliver).await?;
+        let mut delivered = answered(self.answer, self.deliver_events(deliver)).await?;
         let begin = Begin { now: deliver.now, ..Begin::default() };
         let parents = step!(self, Tries::few(), |tx| self.session(tx, begin), |session| {
             tell_parents(session, deliver.limit)
