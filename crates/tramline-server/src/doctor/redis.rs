@@ -33,14 +33,19 @@ fn sight(figures: &RedisFigures) -> Option<Finding> {
     figures.nodes.is_empty().then(|| Finding::note("sight", what, remedy))
 }
 
-/// What a power failure takes with it. Where there is no file at all, that is another finding.
+/// What a power failure takes with it; while a sync is under way Redis keeps what comes in its own memory, so a kill takes that too. Where there is no file at all, that is another finding.
 fn sync(figures: &RedisFigures) -> Option<Finding> {
     let (severity, loses) = match figures.appendfsync.as_deref()? {
         "always" => return None,
-        "everysec" => (Severity::Note, "the last second"),
-        _ => (Severity::Warning, "what the system had not written yet, half a minute or so"),
+        "everysec" => {
+            (Severity::Note, "a power failure, or a kill of the server, may lose the last two seconds")
+        }
+        _ => (
+            Severity::Warning,
+            "a power failure loses what the system had not written yet, half a minute or so,",
+        ),
     };
-    let what = format!("a power failure loses {loses} of what was acknowledged");
+    let what = format!("{loses} of what was acknowledged");
     let remedy = "where that cannot be borne, set appendfsync always";
     let kept = figures.nodes.iter().any(|node| field(node, "aof_enabled") == "1");
     kept.then(|| Finding::new(severity, "sync", what, remedy))

@@ -4,6 +4,7 @@ mod rest;
 
 use crate::engine::backoff::Outage;
 use crate::engine::hand::{Hand, Taken};
+use crate::engine::keeper;
 use crate::engine::presence::share;
 use crate::engine::run::Run;
 use crate::engine::trace::Stopped;
@@ -321,7 +322,13 @@ async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) ->
     if run.is_ordered() {
         meet_earlier(run, &hands);
     }
-    let (hands, late): (Vec<_>, Vec<_>) = hands.into_iter().partition(|hand| run.ledger.add(hand.clone()));
+    // What came after the end of its lease would not be started, and the store would take that for a crash. The lease began late there, if the
+    // claim was slow, so mostly it can be extended.
+    let lasts = |hand: &Arc<Hand>| hand.deadline() > run.tram.clock().reading();
+    let ended: Vec<Arc<Hand>> = hands.iter().filter(|hand| !lasts(hand)).cloned().collect();
+    keeper::extend(run, ended).await;
+    let (hands, late): (Vec<_>, Vec<_>) =
+        hands.into_iter().partition(|hand| !hand.is_lost() && lasts(hand) && run.ledger.add(hand.clone()));
     run.dispatch.add(&hands);
     give_back(run, &late).await;
     got

@@ -28,7 +28,7 @@ pub(crate) async fn keep_all(run: Arc<Run>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = run.tram.clock().sleep_until(wake_at) => {}
         }
-        kept = extend(&run).await;
+        kept = extend(&run, due(&run)).await;
         expire(&run);
     }
 }
@@ -42,16 +42,20 @@ fn next_look(run: &Run, kept: bool) -> Duration {
     if kept { first.saturating_sub(lease * 2 / 3) } else { (now + lease / 20).min(first.max(now + SOON)) }
 }
 
-/// Extends what is a third used. Leases of one lane are one. False if something could not be extended.
-async fn extend(run: &Run) -> bool {
+/// What is a third used.
+fn due(run: &Run) -> Vec<Arc<Hand>> {
+    let lease = run.subscription.policy.lease();
+    let soon = run.tram.clock().reading() + lease * 2 / 3 + Duration::from_millis(1);
+    run.ledger.all().into_iter().filter(|hand| hand.deadline() <= soon).collect()
+}
+
+/// Extends these. Leases of one lane are one. False if something could not be extended.
+pub(crate) async fn extend(run: &Run, hands: Vec<Arc<Hand>>) -> bool {
     let lease = run.subscription.policy.lease();
     let clock = run.tram.clock();
     let before = clock.reading();
     let mut by_lane: HashMap<(LaneId, i64, Lease), Vec<Arc<Hand>>> = HashMap::new();
-    for hand in run.ledger.all() {
-        if hand.deadline() > before + lease * 2 / 3 + Duration::from_millis(1) {
-            continue;
-        }
+    for hand in hands {
         by_lane.entry(same_lease(&hand.lease)).or_default().push(hand);
     }
     if by_lane.is_empty() {

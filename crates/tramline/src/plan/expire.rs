@@ -31,7 +31,8 @@ impl Slice {
 
 /// A lease on `slice` has expired, or its owner is known to be dead. Nobody knows which of its events was at fault, so
 /// all become suspects, in two halves; only one that was alone three times is taken out. Sending an event cannot end the
-/// sender, so what was being pushed is simply sent again.
+/// sender, so what was being pushed is simply sent again. A lane is also taken over from an owner who asks himself, under a lease that
+/// lasts: an answer was lost, or he gave it up. He lives, so it was no event that ended him.
 pub fn expire(
     slice: Slice,
     policy: &Policy,
@@ -49,7 +50,8 @@ pub fn expire(
     if policy.push.is_some() {
         return release(slice, now, changes);
     }
-    let alone = slice.mask.count() == 1 && slice.crashes > 0;
+    let owner_lives = lane.as_ref().is_some_and(|view| view.lane.until > now);
+    let alone = slice.mask.count() == 1 && slice.crashes > 0 && !owner_lives;
     let slice = Slice { crashes: slice.crashes + 1, alone: slice.alone + u32::from(alone), ..slice };
     if slice.alone >= CRASHES_ALONE {
         let error =

@@ -12,6 +12,7 @@ conformance![
     a_fatal_event_is_quarantined_and_its_neighbours_are_done,
     a_fatal_event_in_a_lane_is_quarantined_and_its_neighbours_are_done,
     an_event_is_quarantined_only_after_three_crashes_alone,
+    an_event_whose_owner_lives_is_not_quarantined,
     a_settled_suspect_is_a_suspect_no_more,
     a_released_suspect_is_still_a_suspect,
     suspects_do_not_hold_up_the_rest_of_a_queue,
@@ -153,6 +154,23 @@ async fn an_event_is_quarantined_only_after_three_crashes_alone(bed: Bed) {
         assert!(ids(&queue.claim(1).await).is_empty(), "{name}");
         assert_eq!(queue.dead_ids().await, [id], "{name}");
     }
+}
+
+/// The owner asks again and knows nothing of what it has: answers were lost, or came too late. It counts, so that nothing runs twice under
+/// one lease; but nobody has ended.
+async fn an_event_whose_owner_lives_is_not_quarantined(bed: Bed) {
+    let queue = bed.queue_named("ordered", &[TOPIC], ordered()).await;
+    let id = bed.emit(keyed("a")).await;
+    for crashes in 0..6 {
+        let claimed = queue.take(Claim { known: Known::Only(Vec::new()), ..queue.wish(1) }).await;
+        assert_eq!((ids(&claimed), claimed.slices[0].crashes), (vec![id], crashes));
+    }
+    for crashes in 6..9 {
+        bed.pass(LEASE);
+        let claimed = queue.claim(1).await;
+        assert_eq!(claimed.slices.first().map(|slice| slice.crashes), (crashes < 8).then_some(crashes));
+    }
+    assert_eq!(queue.dead_ids().await, [id]);
 }
 
 async fn a_settled_suspect_is_a_suspect_no_more(bed: Bed) {

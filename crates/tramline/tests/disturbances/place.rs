@@ -4,6 +4,8 @@ use crate::crew::WORKERS;
 use crate::proxy::Proxy;
 use std::process::Command;
 
+const REDIS: &str = "TRAMLINE_TEST_REDIS_CTL";
+
 pub(crate) struct Place {
     /// Straight to the database.
     pub(crate) url: String,
@@ -55,7 +57,9 @@ impl Place {
     async fn redis() -> Place {
         let server = std::env::var("TRAMLINE_TEST_REDIS").expect("no Redis to test with: run ./test");
         let url = format!("{server}?name={}", name());
-        Place::on_server(url, "TRAMLINE_TEST_REDIS_CTL").await
+        let place = Place::on_server(url, REDIS).await;
+        place.sync("always");
+        place
     }
 
     fn redis_cluster() -> Place {
@@ -99,10 +103,25 @@ impl Place {
     }
 
     fn control(&self, what: &str) {
-        if let Some(control) = self.control {
-            let control = std::env::var(control).expect("no control of the server: run ./test");
-            assert!(Command::new(control).arg(what).status().unwrap().success());
+        let Some(control) = self.control else { return };
+        let control = std::env::var(control).expect("no control of the server: run ./test");
+        assert!(Command::new(control).arg(what).status().unwrap().success());
+        if what != "kill" {
+            self.sync("always");
         }
+    }
+
+    /// When Redis syncs what it has written. It starts with `everysec`, which may lose what was acknowledged just before it is killed;
+    /// what is checked here is promised for `always`.
+    fn sync(&self, when: &str) {
+        if self.control == Some(REDIS) {
+            self.run_on_redis(&["CONFIG", "SET", "appendfsync", when]);
+        }
+    }
+
+    fn run_on_redis(&self, words: &[&str]) {
+        let mut connection = redis::Client::open(self.url.as_str()).unwrap().get_connection().unwrap();
+        redis::cmd(words[0]).arg(&words[1..]).exec(&mut connection).unwrap();
     }
 
     /// Removes what was made on a server.
@@ -113,6 +132,10 @@ impl Place {
             run_on_mysql(&format!("mysql://{server}"), &format!("DROP DATABASE {database}")).await;
         } else if self.url.starts_with("postgres") {
             run_on_postgres(&format!("DROP OWNED BY {name} CASCADE; DROP ROLE {name}", name = name())).await;
+        } else if self.control == Some(REDIS) {
+            let all = "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('UNLINK', key) end";
+            self.run_on_redis(&["EVAL", all, "0", &format!("{{{}}}:*", name())]);
+            self.sync("everysec");
         }
     }
 

@@ -9,7 +9,7 @@ use tramline::model::lane::{Known, Share};
 use tramline::store::verbs::{Claim, Claimed, Settle, SettleSlice, Suspects};
 use tramline::{Event, Outcome, Tramline};
 
-pub(crate) const STORES: [&str; 2] = ["postgres", "mysql"];
+pub(crate) const STORES: [&str; 3] = ["postgres", "mysql", "redis"];
 
 const CRASHES: usize = 3;
 const EVENTS: usize = 10;

@@ -15,6 +15,7 @@ mod cleaning;
 mod cluster;
 mod crowd;
 mod fail_over;
+mod lanes;
 mod lost_answers;
 mod memory;
 mod opening;

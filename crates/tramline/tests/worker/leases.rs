@@ -203,6 +203,33 @@ async fn an_answer_that_was_lost_while_something_else_of_the_lane_runs_is_made_u
     running.await.unwrap().unwrap();
 }
 
+/// The story: a store was so slow that claims took longer than their leases. Nothing was started under them, and yet each counted as a
+/// crash, until there were dead events that never ran.
+#[tokio::test]
+async fn what_a_claim_brings_after_the_end_of_its_lease_is_no_crash() {
+    for ordered in [false, true] {
+        let bench = Bench::new().await;
+        let tram = bench.process();
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let worker = tram.worker("w").topics(["t"]).lease(10 * SECOND).on_any(move |cx: Context| {
+            tell.send(cx.crashes()).unwrap();
+            async {}
+        });
+        let worker = if ordered { worker.ordered_by_key() } else { worker };
+        worker.subscribe().await.unwrap();
+        tram.emit(event("1").key("a")).await.unwrap();
+        let mut claiming = bench.store.hold_answer("claim");
+        let (shutdown, running) = start(worker);
+        claiming.begun().await;
+        bench.clock.advance(10 * SECOND);
+        claiming.release();
+        assert_eq!(told.recv().await, Some(0), "ordered: {ordered}");
+        shutdown.start();
+        running.await.unwrap().unwrap();
+        assert_eq!(counts(&tram).await, Counts::default(), "ordered: {ordered}");
+    }
+}
+
 /// The story: the answer to a claim was late, and the lane was given up meanwhile, because its lease could not be extended. What the claim
 /// brought was under the same lease, and ran before the event of its key that was given up.
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use super::catalog::is_filling;
 use super::compact::compact;
+use super::lapsed;
 use super::limit;
 use super::link::Command;
 use super::order;
@@ -12,9 +13,10 @@ use super::rows::{
 use super::rules;
 use super::session::{Session, hgetall};
 use super::tuple::Tuple;
+use super::work;
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
-use crate::model::id::{ChunkId, SubscriptionId};
+use crate::model::id::{ChunkId, SubscriptionId, TallyId};
 use crate::model::slice::State;
 use crate::model::subscription::{Policy, Subscription};
 use crate::model::time::Time;
@@ -35,14 +37,14 @@ const PAGE: usize = 64;
 const MOST: usize = 300;
 
 /// Takes events. Decoding them is left to the caller, after the step. `None` if there was so much to look after before that it takes
-/// another step.
-pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<Option<RawClaim>> {
+/// another step. Also gives the tallies that have news.
+pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<(Option<RawClaim>, Vec<TallyId>)> {
     let catalog = session.catalog();
     let subscription = catalog.require_subscription(claim.subscription)?;
     expect(session, claim.subscription, &subscription.policy)?;
     let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
     if let Some(stop) = rules::stop(session, claim.subscription)? {
-        return Ok(Some(raw.stopped(stop)));
+        return Ok((Some(raw.stopped(stop)), Vec::new()));
     }
     raw.backfilling = is_filling(session, claim.subscription)?;
     let policy = &subscription.policy;
@@ -51,11 +53,11 @@ pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<Option<RawCl
         false => take_limited(session, claim, policy, &mut raw)?,
     };
     if !is_over {
-        return Ok(None);
+        return Ok((None, session.finish()?));
     }
-    raw.news = session.finish()?;
+    let news = session.finish()?;
     raw.chunks = load_chunks(session, &raw)?;
-    Ok(Some(raw))
+    Ok((Some(raw), news))
 }
 
 /// Takes no more than the limits of the subscription allow. False if it is not known yet what they allow, or it takes another step.
@@ -116,7 +118,7 @@ fn expect(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<
     if policy.is_ordered() {
         let read = session.expect(reads);
         let lanes = session.loosely(|| session.expect([hgetall(&lanes_key(session, id))]));
-        return session.loosely(|| order::expect_lanes(session, id)).and(lanes).and(read);
+        return session.loosely(|| work::expect_lanes(session, id)).and(lanes).and(read);
     }
     let read = session.expect(reads);
     session.loosely(|| expect_entries(session, id, STATES.map(|state| (from_rank(state, 0), 1)))).and(read)
@@ -228,7 +230,7 @@ fn expire_leases(
 /// Looks after leases that have ended. True if there may be more than one step looks after.
 pub(super) fn end_lapsed(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<bool> {
     if policy.is_ordered() {
-        return Ok(order::interrupt(session, id, policy)? >= order::ENDED);
+        return Ok(lapsed::interrupt(session, id, policy)? >= lapsed::ENDED);
     }
     Ok(expire_leases(session, id, policy, &[State::Leased, State::Consumed])? >= EXPIRED)
 }
@@ -237,11 +239,11 @@ pub(super) fn end_lapsed(session: &Session<'_>, id: SubscriptionId, policy: &Pol
 pub(super) fn interrupt(session: &Session<'_>, subscription: &Subscription) -> Result<Interrupted> {
     let (id, policy) = (subscription.id, &subscription.policy);
     let count = if policy.is_ordered() {
-        order::interrupt(session, id, policy)?
+        lapsed::interrupt(session, id, policy)?
     } else {
         expire_leases(session, id, policy, &[State::Consumed])?
     };
-    let most = if policy.is_ordered() { order::ENDED } else { EXPIRED };
+    let most = if policy.is_ordered() { lapsed::ENDED } else { EXPIRED };
     Ok(Interrupted { some: count > 0, more: count >= most })
 }
 

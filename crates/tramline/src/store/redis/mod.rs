@@ -19,7 +19,7 @@
 //! - `at_once`: emits, claims and settlements that mostly need one trip
 //! - `link`, `connection`, `options`, `opening`: the scripts, the connection, and what a server has to be
 //! - `session`, `rows`, `tuple`, `pack`: what a step has read and writes, and how
-//! - `emit`, `claim`, `order`, `unpark`, `settle`: the walk of an event
+//! - `emit`, `claim`, `order` (`work`, `lapsed`, `unpark`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `limit`, `unique`, `rules`, `failures`: what is allowed, what is there already, what is stopped, what went wrong
 //! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`, `examine`: everything else
@@ -34,6 +34,7 @@ mod emit;
 mod erase;
 mod examine;
 mod failures;
+mod lapsed;
 mod limit;
 mod link;
 mod look;
@@ -59,6 +60,7 @@ mod token;
 mod tuple;
 mod unique;
 mod unpark;
+mod work;
 
 pub use examine::{RedisFigures, RedisNode};
 pub use options::RedisOptions;

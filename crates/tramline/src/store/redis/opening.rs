@@ -54,8 +54,8 @@ fn warnings(nodes: &[Node], save: Option<&str>, appendfsync: Option<&str>) -> Ve
     });
     let sync = match appendfsync.filter(|_| has("1")) {
         Some("everysec") => Some(
-            "Redis syncs its append-only file once a second: up to a second of acknowledged events may be lost on a power cut; where \
-             that cannot be borne, set appendfsync always",
+            "Redis syncs its append-only file once a second: up to two seconds of acknowledged events may be lost on a power cut, or when \
+             it is killed; where that cannot be borne, set appendfsync always",
         ),
         Some("no") => Some(
             "Redis leaves it to the system when its append-only file is synced: half a minute of acknowledged events may be lost on a \
@@ -183,7 +183,7 @@ mod tests {
     fn what_a_server_may_lose_is_said_at_the_start() {
         assert_eq!(warned("1", Some(""), Some("always")), [""; 0]);
         assert_eq!(warned("1", None, None), [""; 0]);
-        for (appendfsync, loses) in [("everysec", "up to a second"), ("no", "half a minute")] {
+        for (appendfsync, loses) in [("everysec", "up to two seconds"), ("no", "half a minute")] {
             let [warning] = warned("1", Some("3600 1"), Some(appendfsync))[..] else { panic!("not one") };
             assert!(warning.contains(loses) && warning.contains("appendfsync always"), "{warning}");
         }

@@ -424,6 +424,28 @@ impl<'a> Session<'a> {
         if missing.len() > before { Err(unread()) } else { Ok(()) }
     }
 
+    /// Does something for each of many that have nothing to do with each other. Where one needs what was not read yet, the others are gone through
+    /// all the same, so that what all of them need is read together; the step is run again anyway.
+    pub(super) fn for_each<T>(
+        &self,
+        items: impl IntoIterator<Item = T>,
+        mut act: impl FnMut(T) -> Result<()>,
+    ) -> Result<()> {
+        let mut unread = Ok(());
+        for item in items {
+            match act(item) {
+                Err(error) if self.is_unread() => unread = Err(error),
+                done => done?,
+            }
+        }
+        unread
+    }
+
+    /// True if the step has to be run again, because it needs more than was read.
+    fn is_unread(&self) -> bool {
+        !self.missing.borrow().is_empty() || self.numbers_wanted.get() > 0
+    }
+
     /// Looks at what need not stay so until the step ends, such as where there may be work. Whoever acts on it reads again what it
     /// acts on.
     pub(super) fn loosely<T>(&self, look: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -564,7 +586,7 @@ impl<'k> Parts<'k> {
 }
 
 /// How many members of an index are read at a time where all are wanted.
-const PAGE: usize = 1_000;
+pub(super) const PAGE: usize = 1_000;
 
 /// How many fields one command has: Lua passes on a limited number of arguments.
 const MANY: usize = 500;

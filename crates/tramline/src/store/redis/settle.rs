@@ -77,7 +77,7 @@ pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> 
     let mut answer = Settled { accepted: vec![Vec::new(); settle.results.len()], ..Settled::default() };
     expect(session, settle.subscription, settle.results.iter().map(|result| &result.lease))?;
     let mut lanes: BTreeMap<LaneId, Vec<usize>> = BTreeMap::new();
-    for (at, result) in settle.results.iter().enumerate() {
+    session.for_each(settle.results.iter().enumerate(), |(at, result)| {
         if result.lease.is_ordered() {
             lanes.entry(result.lease.lane).or_default().push(at);
         } else {
@@ -85,10 +85,11 @@ pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> 
             answer.accepted[at] = accepted;
             answer.wake |= wake;
         }
-    }
-    for (lane, results) in lanes {
-        settle_in_lane(session, settle, &results, lane, &policy, &mut answer)?;
-    }
+        Ok(())
+    })?;
+    session.for_each(lanes, |(lane, results)| {
+        settle_in_lane(session, settle, &results, lane, &policy, &mut answer)
+    })?;
     answer.wake |= answer.frees(&policy);
     answer.news = session.finish()?;
     Ok(answer)
@@ -254,9 +255,10 @@ pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<u64> {
         apply(session, release.subscription, &changes)?;
         count += 1;
     }
-    for (lane, given) in lanes {
+    session.for_each(lanes, |(lane, given)| {
         count += release_in_lane(session, release.subscription, lane, &given)?;
-    }
+        Ok(())
+    })?;
     Ok(count)
 }
 

@@ -17,8 +17,9 @@ const TRIES: u32 = 300;
 const WAITS: u32 = 3_000;
 /// After so many, it takes the turn: whoever commits meanwhile has to wait.
 const PATIENCE: u32 = 6;
-/// How long a turn lasts at most: whoever took it may have died.
-const TURN: Duration = Duration::from_secs(2);
+/// How long a turn lasts at most: whoever took it may have died, and nobody can extend a lease meanwhile. A step that takes longer takes
+/// another turn.
+const TURN: Duration = Duration::from_millis(500);
 /// How long somebody waits for another one's turn before looking again.
 const PAUSE: Duration = Duration::from_millis(2);
 /// How often one try may read more.

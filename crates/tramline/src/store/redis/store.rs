@@ -103,10 +103,11 @@ impl Store for RedisStore {
         }
         let take =
             |session: &Session<'_>| Ok((claim::claim(session, &claim)?, session.now, session.catalog()));
-        let mut steps = 0;
-        let (raw, catalog) = loop {
-            let (raw, now, catalog) = self.write(claim.now, take).await?;
+        let (mut steps, mut news) = (0, Vec::new());
+        let (mut raw, catalog) = loop {
+            let ((raw, some), now, catalog) = self.write(claim.now, take).await?;
             steps += 1;
+            news.extend(some);
             match raw {
                 Some(raw) => break (raw, catalog),
                 // The caller comes again.
@@ -116,6 +117,7 @@ impl Store for RedisStore {
                 None => {}
             }
         };
+        raw.news = news;
         if raw.stopped_by.is_none() && !raw.backfilling {
             self.at_once.is_filled(claim.subscription, catalog.version);
         }
