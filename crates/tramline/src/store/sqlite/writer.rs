@@ -17,8 +17,10 @@ const QUEUE: usize = 1024;
 /// How many jobs share a transaction at most.
 const GROUP: usize = 256;
 
-/// How long the thread looks out for the next job before it sleeps.
-const WATCH: Duration = Duration::from_micros(100);
+/// How long the thread looks out for the next job before it sleeps, where the last one came as soon as that.
+const WATCH: Duration = Duration::from_micros(250);
+/// The same where jobs come slowly: looking out for them would only keep a processor busy.
+const GLANCE: Duration = Duration::from_micros(20);
 
 /// A handle to the writing thread.
 #[derive(Debug)]
@@ -141,7 +143,8 @@ impl Thread<'_> {
         let (conn, cache, emits) = (&self.conn, &*self.cache, &*self.open.group);
         let mut synced = Durable::Yes;
         let mut jobs = Vec::with_capacity(GROUP);
-        while let Some(first) = next(&mut queue, emits) {
+        let mut patience = WATCH;
+        while let Some(first) = next(&mut queue, emits, &mut patience) {
             jobs.extend(first.job());
             while jobs.len() < GROUP
                 && let Ok(work) = queue.try_recv()
@@ -201,21 +204,26 @@ impl Work {
 }
 
 /// What is next. A claim follows an emit, and an emit a settlement, within microseconds; falling asleep and being woken takes
-/// longer than that, so the thread watches for a moment before it sleeps.
-fn next(queue: &mut mpsc::Receiver<Work>, emits: &Group) -> Option<Work> {
+/// longer than that, so the thread watches for a moment before it sleeps, if that was worth it the last time.
+fn next(queue: &mut mpsc::Receiver<Work>, emits: &Group, patience: &mut Duration) -> Option<Work> {
     if !emits.is_empty() {
         return Some(Work::Emits);
     }
     let start = Instant::now();
-    while start.elapsed() < WATCH {
+    while start.elapsed() < *patience {
         match queue.try_recv() {
-            Ok(work) => return Some(work),
+            Ok(work) => {
+                *patience = WATCH;
+                return Some(work);
+            }
             Err(TryRecvError::Disconnected) => return None,
             // Whoever has something to do goes first: on a busy machine he may be about to bring the next job.
             Err(TryRecvError::Empty) => std::thread::yield_now(),
         }
     }
-    queue.blocking_recv()
+    let work = queue.blocking_recv();
+    *patience = if start.elapsed() < WATCH { WATCH } else { GLANCE };
+    work
 }
 
 fn begin(conn: &Connection, durable: Durable, synced: &mut Durable) -> Result<()> {
