@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::{Bench, until};
+use support::{Bench, all_wait, start, until};
 use tokio::sync::mpsc;
 use tramline::{Event, EventId, Kind, Shutdown, StoredEvent, Tramline, Worker};
 
@@ -88,6 +88,80 @@ async fn with_a_journal_the_next_life_runs_what_was_never_begun() {
     assert!(dead.contains(&"b".to_owned()), "{dead:?}");
     assert!(!dead.contains(&"c".to_owned()) && !dead.contains(&"d".to_owned()), "{dead:?}");
     assert_eq!(std::fs::metadata(&journal).unwrap().len(), 0, "all is settled");
+}
+
+/// It read the journal, made what the first one held ready again, and was only then refused: the next claim brought it a second time.
+#[tokio::test]
+async fn a_second_run_of_a_worker_leaves_what_the_first_one_holds_alone() {
+    let bench = Bench::new().await;
+    let tram = bench.process();
+    let folder = tempfile::tempdir().unwrap();
+    let runs = Runs::default();
+    let (begun, mut hangs) = mpsc::unbounded_channel();
+    let life = Arc::new(worker(&tram, &runs, "a", begun).journal(folder.path().join("journal")));
+    life.subscribe().await.unwrap();
+    tram.emit(events(&["a", "b", "c"])).await.unwrap();
+    let first = tokio::spawn({
+        let life = life.clone();
+        async move { life.run(Shutdown::new()).await }
+    });
+    hangs.recv().await.unwrap();
+    assert_eq!(life.run(Shutdown::new()).await.unwrap_err().kind(), Kind::Conflict);
+    let counts = tram.stats("w").await.unwrap().counts;
+    assert_eq!((counts.ready, counts.leased), (0, 3));
+    first.abort();
+}
+
+/// A process that is stopped and replaced may go on: what it never began is still its own.
+#[tokio::test]
+async fn another_process_is_refused_the_journal_of_one_that_has_not_ended() {
+    let bench = Bench::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    let (first, second) = (bench.process(), bench.process());
+    let runs = Runs::default();
+    let (begun, mut hangs) = mpsc::unbounded_channel();
+    let life = worker(&first, &runs, "a", begun).journal(&journal);
+    life.subscribe().await.unwrap();
+    first.emit(events(&["a", "b", "c"])).await.unwrap();
+    let running = tokio::spawn(async move { life.run(Shutdown::new()).await });
+    hangs.recv().await.unwrap();
+    let (begun, _) = mpsc::unbounded_channel();
+    let replacement = worker(&second, &runs, "-", begun).journal(&journal);
+    assert_eq!(replacement.drain().await.unwrap_err().kind(), Kind::Conflict);
+    let counts = first.stats("w").await.unwrap().counts;
+    assert_eq!((counts.ready, counts.leased), (0, 3));
+    running.abort();
+    assert!(running.await.is_err());
+    replacement.drain().await.unwrap();
+    assert_eq!(*runs.lock().unwrap(), ["a", "b", "c"]);
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_is_waited_for_before_the_journal_is_forgotten() {
+    let bench = Bench::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    let runs = Runs::default();
+    let (begun, hangs) = mpsc::unbounded_channel();
+    let (first, second) = (bench.process(), bench.process());
+    let life = worker(&first, &runs, "a", begun).journal(&journal);
+    life.subscribe().await.unwrap();
+    first.emit(events(&["a", "b"])).await.unwrap();
+    crash(life, hangs).await;
+
+    bench.store.fail("adopt", Kind::Unavailable);
+    bench.store.lose_answer("adopt");
+    let (begun, _hangs) = mpsc::unbounded_channel();
+    let (_, running) = start(worker(&second, &runs, "b", begun).journal(&journal));
+    for asked in 1..=2 {
+        until("it has asked", || async { bench.store.answers("adopt") == asked }).await;
+        all_wait().await;
+        bench.clock.advance(Duration::from_millis(100));
+    }
+    until("what was never begun runs", || async { runs.lock().unwrap().len() == 2 }).await;
+    assert_eq!(*runs.lock().unwrap(), ["a", "b"]);
+    running.abort();
 }
 
 #[tokio::test]

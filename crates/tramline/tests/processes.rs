@@ -1,5 +1,5 @@
 //! Several processes on one store: hints between them, order, and what a restarted one takes over. Every test runs on a SQLite file
-//! and on PostgreSQL. Time is manual, so a slow poll never helps: what arrives, arrived by a hint.
+//! and on every server. Time is manual, so a slow poll never helps: what arrives, arrived by a hint.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -305,6 +305,57 @@ async fn what_a_dead_process_held_runs_elsewhere_after_three_missed_heartbeats()
         }
         other.stop().await;
         world.end(&[&living, &dying]).await;
+    }
+}
+
+/// Sets and removes both rules, beginning with one of the four.
+async fn storm(tram: &Tramline, first: usize) {
+    for step in first..first + 40 {
+        let changed = match step % 4 {
+            0 => tram.pause("w", "ann", "storm", None).await,
+            1 => tram.block("w", "ann", "storm", None).await,
+            2 => tram.resume("w", "ann", "storm").await,
+            _ => tram.unblock("w", "ann", "storm").await,
+        };
+        changed.unwrap();
+    }
+}
+
+/// Who was stopped in the middle of a claim, or told of a rule that is gone already, neither loses its events nor runs them again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_rules_from_three_processes_runs_every_event_once() {
+    const EVENTS: usize = 600;
+    for (place, ordered) in PLACES.into_iter().flat_map(|place| [(place, false), (place, true)]) {
+        let world = World::new(place).await;
+        let (one, other, admin) = (world.process().await, world.process().await, world.process().await);
+        let runs: Arc<Mutex<HashMap<EventId, usize>>> = Arc::default();
+        let worker = |tram: &Tramline| {
+            let worker = tram.worker("w").topics(["t"]).lease(DAY);
+            let (worker, runs) = (if ordered { worker.ordered_by_key() } else { worker }, runs.clone());
+            worker.on_any(move |event: StoredEvent| {
+                *runs.lock().unwrap().entry(event.id).or_default() += 1;
+                async {}
+            })
+        };
+        worker(&one).subscribe().await.unwrap();
+        let running = [start(worker(&one)), start(worker(&other))];
+        let emit = async {
+            for n in (0..EVENTS).step_by(10) {
+                let events: Vec<Event> = (n..n + 10).map(|n| event(n).key((n % 7).to_string())).collect();
+                admin.emit(events).await.unwrap();
+            }
+        };
+        tokio::join!(emit, storm(&one, 0), storm(&other, 1), storm(&admin, 2));
+        admin.resume("w", "ann", "calm").await.unwrap();
+        admin.unblock("w", "ann", "calm").await.unwrap();
+        until("all have run", || async { counts(&admin).await == Counts::default() }).await;
+        for running in running {
+            running.stop().await;
+        }
+        let runs = runs.lock().unwrap().clone();
+        let once = runs.values().filter(|runs| **runs == 1).count();
+        assert_eq!((runs.len(), once), (EVENTS, EVENTS), "{place:?}, ordered: {ordered}");
+        world.end(&[&one, &other, &admin]).await;
     }
 }
 

@@ -1,10 +1,13 @@
 //! The way of an event as spans of one trace.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use opentelemetry::trace::{SpanId, SpanKind, Status, TraceId, TracerProvider};
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
 use std::sync::Arc;
 use std::time::Duration;
+use support::stores::{Fresh, Place};
 use tokio::sync::Notify;
 use tracing::Instrument;
 use tracing::subscriber::DefaultGuard;
@@ -13,6 +16,14 @@ use tracing_subscriber::prelude::*;
 use tramline::{Batch, Context, Event, Options, OtelTraces, Outcome, Retry, RuleKind, StoredEvent, Tramline};
 
 const CONTEXT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+const PLACES: [Place; 6] = [
+    Place::SqliteMemory,
+    Place::SqliteFile,
+    Place::Postgres,
+    Place::Mysql,
+    Place::Redis,
+    Place::RedisCluster,
+];
 const UNRECORDED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
 /// A Tramline whose spans are kept, as long as the test runs on one thread.
@@ -27,12 +38,16 @@ struct Bed {
 
 impl Bed {
     async fn new() -> Bed {
+        Bed::on("sqlite::memory:").await
+    }
+
+    async fn on(url: &str) -> Bed {
         let spans = InMemorySpanExporter::default();
         let provider = SdkTracerProvider::builder().with_simple_exporter(spans.clone()).build();
         let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
         let said = Arc::new(Notify::new());
         let subscriber = tracing_subscriber::registry().with(layer).with(Ear(said.clone())).set_default();
-        let options = Options::new("sqlite::memory:").traces(Arc::new(OtelTraces::new()));
+        let options = Options::new(url).traces(Arc::new(OtelTraces::new()));
         let tram = Tramline::with(options).await.unwrap();
         Bed { tram, provider, spans, said, _subscriber: subscriber }
     }
@@ -78,8 +93,20 @@ fn attribute(span: &SpanData, name: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn an_emit_its_handler_and_its_settlement_are_one_trace() {
-    let bed = Bed::new().await;
+async fn an_emit_its_handler_and_its_settlement_are_one_trace_on_every_store() {
+    // A thread without a subscriber would make `tracing` believe that nobody wants the spans of the other tests.
+    let _bed = Bed::new().await;
+    for place in PLACES {
+        let fresh = Fresh::open(place).await;
+        let bed = Bed::on(&fresh.url).await;
+        walk(&bed).await;
+        bed.tram.close().await;
+        fresh.close().await;
+    }
+}
+
+/// An event whose handler emits another one.
+async fn walk(bed: &Bed) {
     let worker = bed.tram.worker("w").topics(["orders", "mails"]);
     let worker = worker.on("paid", |cx: Context| async move {
         cx.tramline().emit(Event::new("mails", "x").kind("sent")).await.map(|_| ())

@@ -1,5 +1,6 @@
 //! The claim loop: keeps just enough events in hand, and waits without polling when there are none.
 
+mod alone;
 mod rest;
 
 use crate::engine::backoff::Outage;
@@ -44,7 +45,11 @@ pub(crate) struct Claimer {
     stop: CancellationToken,
     until_idle: bool,
     claimed: u64,
+    /// How many of them were suspects.
+    suspects: u64,
     again: Again,
+    /// The same of suspects that others were about to take.
+    missed: Again,
     /// Lanes of which the store may have given more than this process knows: an answer was lost.
     doubted: BTreeSet<(LaneId, i64)>,
 }
@@ -70,7 +75,9 @@ impl Claimer {
             stop,
             until_idle,
             claimed: 0,
+            suspects: 0,
             again: Again::default(),
+            missed: Again::default(),
             doubted: BTreeSet::new(),
             run,
         }
@@ -110,18 +117,17 @@ impl Claimer {
                     unless(&stop, run.ledger.drained()).await;
                     drop(shared);
                     let Some(alone) = unless(&stop, gate.alone()).await else { break };
-                    let before = self.claimed;
-                    self.claim(Suspects::TakeOne).await?;
-                    unless(&stop, run.ledger.drained()).await;
+                    let some = self.run_suspects().await?;
                     drop(alone);
                     let Some(again) = unless(&stop, gate.shared()).await else { break };
                     shared = again;
+                    let again = self.missed.after(!some, 0);
                     // Somebody else was faster, or will be: looking again at once would only be busy.
-                    if self.claimed == before {
+                    if !some {
                         if self.until_idle {
                             break;
                         }
-                        self.wait(None, None).await;
+                        self.wait(None, again).await;
                     }
                 }
                 Found::All { .. } if self.until_idle => {
@@ -183,6 +189,7 @@ impl Claimer {
         let run = self.run.clone();
         self.pace.taken(run.tram.clock().reading(), run.ledger.load.events());
         self.claimed += got.events as u64;
+        self.suspects += got.suspects as u64;
         let again = self.again.after(got.answer.passed_over, got.events);
         if got.answer.backfilling {
             match run.tram.store().backfill(run.subscription.id).await {
@@ -290,6 +297,8 @@ struct Got {
     answer: Claimed,
     slices: usize,
     events: usize,
+    /// How many of them were suspects.
+    suspects: usize,
 }
 
 impl Got {
@@ -306,7 +315,8 @@ async fn put_in_hand(run: &Arc<Run>, mut claimed: Claimed, reading: Duration) ->
     let taken = Taken { now: claimed.now, reading };
     let slices = std::mem::take(&mut claimed.slices);
     let events = slices.iter().map(|slice| slice.events.len()).sum();
-    let got = Got { answer: claimed, slices: slices.len(), events };
+    let suspects = slices.iter().filter(|slice| slice.crashes > 0).map(|slice| slice.events.len()).sum();
+    let got = Got { answer: claimed, slices: slices.len(), events, suspects };
     if events == 0 {
         return got;
     }

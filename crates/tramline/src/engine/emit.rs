@@ -2,7 +2,8 @@
 
 use crate::engine::backoff;
 use crate::engine::clock::Clock;
-use crate::engine::gather::{Flush, Queue, Waiting, idempotency};
+use crate::engine::gather::{ENOUGH, Flush, Queue, Waiting, idempotency};
+use crate::engine::pace::Pace;
 use crate::error::{Error, Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::SubscriptionId;
@@ -17,8 +18,8 @@ use tokio::sync::{Semaphore, oneshot};
 
 /// How much may wait to be written, in KiB; every emit counts for at least one.
 const ROOM: usize = 64 << 10;
-/// A group that takes longer than most is not waited for: another one is written beside it, be it small.
-const LONG: Duration = Duration::from_millis(1);
+/// How often whoever emits again may join a group before it is written.
+const GATHERINGS: usize = 16;
 /// A group that takes longer is held up by something, and no longer counts.
 const SLOW: Duration = Duration::from_millis(250);
 /// How often an emit with an idempotency key is tried.
@@ -36,6 +37,8 @@ struct Inner {
     clock: Clock,
     wake: Arc<dyn Wake>,
     queue: Mutex<Queue>,
+    /// How long groups take.
+    pace: Pace,
     /// The store makes the groups.
     store_gathers: bool,
     room: Arc<Semaphore>,
@@ -55,6 +58,7 @@ impl Emitter {
             clock,
             wake,
             queue: Mutex::new(Queue::new(lines.unwrap_or(1))),
+            pace: Pace::default(),
             store_gathers: lines.is_none(),
             room: Arc::new(Semaphore::new(ROOM)),
             hasher: RandomState::new(),
@@ -143,8 +147,7 @@ async fn flush_all(mut flushing: Flushing) {
     let inner = flushing.inner.clone();
     flushing.ran = true;
     loop {
-        // Whoever is about to emit, because the last group answered him, joins this one: fewer and larger commits.
-        tokio::task::yield_now().await;
+        inner.gather().await;
         let group = {
             let mut queue = inner.queue();
             let group = queue.next_group(flushing.line, &inner.hasher);
@@ -164,13 +167,15 @@ async fn flush_all(mut flushing: Flushing) {
 /// Writes a group, and gives the right to write back if it did not take long.
 async fn write(mut flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> {
     flushing.ran = true;
-    let writing = flushing.inner.clone().flush(group);
+    let inner = flushing.inner.clone();
+    let writing = inner.pace.measure(inner.clone().flush(group));
     tokio::pin!(writing);
-    if tokio::time::timeout(LONG, &mut writing).await.is_ok() {
+    // One that takes longer than most is not waited for: another one is written beside it, be it small.
+    if tokio::time::timeout(inner.pace.long(), &mut writing).await.is_ok() {
         return Some(flushing);
     }
     flushing.is(Flush::Slow);
-    flushing.inner.start_flushing();
+    inner.start_flushing();
     if tokio::time::timeout(SLOW, &mut writing).await.is_ok() {
         return Some(flushing);
     }
@@ -181,10 +186,25 @@ async fn write(mut flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> 
 }
 
 impl Inner {
-    /// The right to write at once, if nobody waits and a line is free.
+    /// Whoever is about to emit, because the last group answered him, joins the next one: fewer and larger commits. Lets all others run
+    /// that can, again and again while some of them come to emit; where nobody does, it goes on at once.
+    async fn gather(&self) {
+        let mut before = self.queue().events();
+        for _ in 0..GATHERINGS {
+            tokio::task::yield_now().await;
+            let events = self.queue().events();
+            if events >= ENOUGH || events == before {
+                return;
+            }
+            before = events;
+        }
+    }
+
+    /// The right to write at once, if nobody waits, a line is free, and there is no crowd: of one, the first few would each write alone
+    /// while all others wait for them.
     fn claim_a_turn(self: &Arc<Self>, unit: &[Event]) -> Option<Flushing> {
         let mut queue = self.queue();
-        if !queue.is_empty() {
+        if !queue.is_empty() || queue.is_crowd {
             return None;
         }
         let free = queue.free_line(unit.len())?;

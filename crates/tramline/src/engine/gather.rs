@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 4 << 20;
 const ALONE: usize = 256;
 /// A group with fewer events than this takes what waits in other lines, too, and is not written beside another one: commits cost
 /// more than slices, and more than waiting for the one before.
-const ENOUGH: usize = 32;
+pub(super) const ENOUGH: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -28,6 +28,8 @@ pub(super) struct Queue {
     loose: VecDeque<Waiting>,
     /// How many events wait.
     events: usize,
+    /// The last group had several emits: probably they come together again.
+    pub(super) is_crowd: bool,
 }
 
 /// Emits of some of the keys.
@@ -59,7 +61,16 @@ pub(super) struct Waiting {
 
 impl Queue {
     pub(super) fn new(lines: usize) -> Queue {
-        Queue { lines: (0..lines).map(|_| Line::default()).collect(), loose: VecDeque::new(), events: 0 }
+        Queue {
+            lines: (0..lines).map(|_| Line::default()).collect(),
+            loose: VecDeque::new(),
+            events: 0,
+            is_crowd: false,
+        }
+    }
+
+    pub(super) fn events(&self) -> usize {
+        self.events
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -100,6 +111,10 @@ impl Queue {
             group.take(&mut self.lines[other].waiting, ENOUGH, hasher);
         }
         self.events -= group.events;
+        // One that finds nothing says nothing of those who were just answered.
+        if !group.units.is_empty() {
+            self.is_crowd = group.units.len() > 1;
+        }
         group.units
     }
 }

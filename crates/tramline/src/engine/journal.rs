@@ -3,13 +3,16 @@
 //! The claim consumes, so after a crash nothing that was claimed runs again by itself. With a journal the restarted process knows
 //! which events no handler has seen, and asks the store to make those ready again. Lines of text, only ever appended:
 //! `claimed <lease> <id>..` and `started <id>..`. A torn last line is ignored: it was not waited for.
+//!
+//! Whoever has it open holds a lock on the file. What is in it is an earlier life's only if nobody else can still begin it: not a
+//! second worker, and not a process that was stopped, replaced, and goes on.
 
 use crate::error::{Error, Result};
 use crate::model::id::EventId;
 use crate::model::lease::Lease;
 use crate::store::verbs::ClaimedSlice;
 use std::collections::{HashSet, VecDeque};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +26,8 @@ pub(crate) struct Journal {
 
 #[derive(Debug)]
 struct Open {
-    file: File,
+    /// None once it is closed.
+    file: Option<File>,
     unsettled: HashSet<Lease>,
     /// How much of the file is whole entries.
     whole: u64,
@@ -36,6 +40,9 @@ pub(crate) type NeverStarted = Vec<(Lease, Vec<EventId>)>;
 
 impl Journal {
     /// Opens or creates the file and reads what an earlier life left. `synced`: whether each entry is on the disk before a handler runs.
+    ///
+    /// # Errors
+    /// `Conflict` while somebody else has it open, in this process or another one.
     pub(crate) fn open(path: &Path, synced: bool) -> Result<(Journal, NeverStarted)> {
         let bad = |error| {
             Error::unavailable("the journal cannot be opened", "check that its folder can be written")
@@ -43,11 +50,19 @@ impl Journal {
         };
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(bad)?;
+        file.try_lock().map_err(|refused| match refused {
+            TryLockError::WouldBlock => Error::conflict(
+                "another worker has this journal open",
+                "give each worker a journal of its own; end the process that has this one open, also if it is stopped",
+            ),
+            TryLockError::Error(error) => bad(error),
+        })?;
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(bad)?;
         let left = never_started(&text);
         let whole = text.rfind('\n').map_or(0, |end| end as u64 + 1);
-        let open = Open { file, unsettled: HashSet::new(), whole, torn: whole < text.len() as u64 };
+        let open =
+            Open { file: Some(file), unsettled: HashSet::new(), whole, torn: whole < text.len() as u64 };
         Ok((Journal { open: Arc::new(Mutex::new(open)), synced }, left))
     }
 
@@ -81,6 +96,11 @@ impl Journal {
             // If it fails the file is longer than needed, no more: the store knows what was settled.
             let _ = open.clear();
         }
+    }
+
+    /// The next life may have it. From now on no entry can be written, so that nothing more is begun in this one.
+    pub(crate) fn close(&self) {
+        self.lock().file = None;
     }
 
     async fn append(&self, lines: String, leases: Vec<Lease>) -> std::io::Result<()> {
@@ -123,7 +143,7 @@ impl Open {
         if self.torn {
             self.mend()?;
         }
-        if let Err(error) = write(&mut self.file) {
+        if let Err(error) = write(self.file.as_mut().ok_or_else(closed)?) {
             // If this fails too, the next entry has to begin with it.
             let _ = self.mend();
             return Err(error);
@@ -134,12 +154,17 @@ impl Open {
 
     /// Cuts off what does not count.
     fn mend(&mut self) -> std::io::Result<()> {
+        let file = self.file.as_mut().ok_or_else(closed)?;
         self.torn = true;
-        self.file.set_len(self.whole)?;
-        self.file.seek(SeekFrom::Start(self.whole))?;
+        file.set_len(self.whole)?;
+        file.seek(SeekFrom::Start(self.whole))?;
         self.torn = false;
         Ok(())
     }
+}
+
+fn closed() -> std::io::Error {
+    std::io::Error::other("the journal is closed")
 }
 
 /// The events that were claimed and not begun, by lease.
@@ -219,5 +244,29 @@ mod tests {
         journal.lock().append(11, |file| file.write_all(b"started 64\n")).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text, "claimed 0.1.2.3.4 64\nstarted 64\n");
+    }
+
+    /// Two of them made what the first one held ready again, while the first one still began it.
+    #[test]
+    fn a_journal_is_open_only_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let (first, _) = Journal::open(&path, false).unwrap();
+        first.lock().append(21, |file| file.write_all(b"claimed 0.1.2.3.4 64\n")).unwrap();
+        assert_eq!(Journal::open(&path, false).unwrap_err().kind(), crate::error::Kind::Conflict);
+        first.close();
+        let (_, left) = Journal::open(&path, false).unwrap();
+        assert_eq!(left, [("0.1.2.3.4".parse().unwrap(), vec![EventId(64)])]);
+    }
+
+    /// A handler of a run that was dropped may just be about to start, while the next life reads what never started.
+    #[test]
+    fn nothing_is_begun_once_the_journal_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let (journal, _) = Journal::open(&path, false).unwrap();
+        journal.close();
+        journal.lock().append(11, |file| file.write_all(b"started 64\n")).unwrap_err();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     }
 }

@@ -62,9 +62,13 @@ impl Ledger {
         hands.held.values().filter(same).cloned().collect()
     }
 
-    /// All outcomes of a hand are known.
+    /// All outcomes of a hand are known. Those of a suspect get no company by waiting: it ran alone.
     pub(crate) fn finish(&self, hand: Arc<Hand>) {
+        let is_suspect = hand.crashes > 0;
         self.finished().push(hand);
+        if is_suspect {
+            self.hurried.store(true, Ordering::SeqCst);
+        }
         self.finish_bell.notify_one();
     }
 

@@ -12,6 +12,7 @@ use crate::model::time::Time;
 use crate::store::Store;
 use crate::store::verbs::{Beat, Worker};
 use crate::wake::Wake;
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -73,6 +74,8 @@ impl Streak {
 
 #[derive(Debug, Default)]
 struct Members {
+    reserved: HashSet<SubscriptionId>,
+    /// Those of them that others hear of.
     subscriptions: Vec<SubscriptionId>,
     caretakers: usize,
     tasks: Option<Tasks>,
@@ -125,25 +128,18 @@ impl Presence {
         })
     }
 
-    /// This process works on a subscription from now on. Returns after the first heartbeat, so that others know before
-    /// anything is claimed; when the store is away, the heartbeat is repeated in the background.
-    pub(crate) async fn join(self: &Arc<Self>, subscription: SubscriptionId) -> Result<Membership> {
-        {
-            let mut members = self.members();
-            if members.subscriptions.contains(&subscription) {
-                return Err(Error::conflict(
-                    "this process already runs a worker of this subscription",
-                    "raise its concurrency, or open a second Tramline",
-                ));
-            }
-            members.subscriptions.push(subscription);
-            self.start(&mut members);
+    /// Makes sure that this process has no other worker of a subscription. Nobody else hears of it before it joins.
+    ///
+    /// # Errors
+    /// `Conflict` if it has one.
+    pub(crate) fn reserve(self: &Arc<Self>, subscription: SubscriptionId) -> Result<Place> {
+        if !self.members().reserved.insert(subscription) {
+            return Err(Error::conflict(
+                "this process already runs a worker of this subscription",
+                "raise its concurrency, or open a second Tramline",
+            ));
         }
-        let membership = Membership { presence: self.clone(), subscription: Some(subscription), left: false };
-        match self.beat(false).await {
-            Err(error) if error.kind() != Kind::Unavailable => Err(error),
-            _ => Ok(membership),
-        }
+        Ok(Place { presence: self.clone(), subscription })
     }
 
     /// Heartbeats and sweeps without a worker, until the membership is left.
@@ -151,7 +147,7 @@ impl Presence {
         let mut members = self.members();
         members.caretakers += 1;
         self.start(&mut members);
-        Membership { presence: self.clone(), subscription: None, left: false }
+        Membership { presence: self.clone(), place: None, left: false }
     }
 
     /// The share of the lanes that this process prefers, as far as it knows, and a signal for changes.
@@ -256,19 +252,54 @@ fn who(worker: &Worker) -> (Incarnation, &[SubscriptionId]) {
     (worker.incarnation, &worker.subscriptions)
 }
 
+/// The place of the one worker that this process may have of a subscription. Free again when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    presence: Arc<Presence>,
+    subscription: SubscriptionId,
+}
+
+impl Place {
+    /// This process works on the subscription from now on. Returns after the first heartbeat, so that others know before
+    /// anything is claimed; when the store is away, the heartbeat is repeated in the background.
+    pub(crate) async fn join(self) -> Result<Membership> {
+        let presence = self.presence.clone();
+        {
+            let mut members = presence.members();
+            members.subscriptions.push(self.subscription);
+            presence.start(&mut members);
+        }
+        let membership = Membership { presence: presence.clone(), place: Some(self), left: false };
+        match presence.beat(false).await {
+            Err(error) if error.kind() != Kind::Unavailable => Err(error),
+            _ => Ok(membership),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.presence.members().reserved.remove(&self.subscription);
+    }
+}
+
 /// Says that something of this process runs. Leave it with [`Membership::leave`]; if it is dropped instead, the process stops
 /// counting as a worker of the subscription with its next heartbeat.
 #[derive(Debug)]
 pub(crate) struct Membership {
     presence: Arc<Presence>,
-    subscription: Option<SubscriptionId>,
+    place: Option<Place>,
     left: bool,
 }
 
 impl Membership {
     pub(crate) async fn leave(mut self) {
         self.left = true;
-        self.presence.part(self.subscription).await;
+        self.presence.part(self.subscription()).await;
+    }
+
+    fn subscription(&self) -> Option<SubscriptionId> {
+        self.place.as_ref().map(|place| place.subscription)
     }
 }
 
@@ -278,7 +309,7 @@ impl Drop for Membership {
             return;
         }
         let mut members = self.presence.members();
-        match self.subscription {
+        match self.subscription() {
             Some(subscription) => members.subscriptions.retain(|known| *known != subscription),
             None => members.caretakers = members.caretakers.saturating_sub(1),
         }

@@ -74,7 +74,7 @@ impl Tramline {
     }
 
     pub(crate) async fn take_now(&self, take: &Take) -> Result<Claimed> {
-        let mut claimed = self.store().claim(self.claim_for(take, Suspects::Leave)).await?;
+        let mut claimed = self.takes().claim(self.claim_for(take, Suspects::Leave)).await?;
         self.courier().send(&claimed.news);
         if claimed.slices.is_empty() && claimed.suspects_wait {
             claimed = self.store().claim(self.claim_for(take, Suspects::TakeOne)).await?;
@@ -109,16 +109,9 @@ impl Tramline {
         outcomes: Vec<(EventId, Lease, Outcome)>,
         worker: Option<Arc<str>>,
     ) -> Result<Vec<bool>> {
-        let ordered = outcomes.iter().any(|(_, lease, _)| lease.is_ordered());
         let (results, places) = by_lease(outcomes);
         let settle = Settle { subscription, results, worker, now: self.clock().now() };
-        let settled =
-            if settle.results.is_empty() { Default::default() } else { self.store().settle(settle).await? };
-        self.courier().send(&settled.news);
-        // A settled lane is free for the next claim, which may be waiting for just that.
-        if settled.wake || ordered {
-            self.wake().notify(&[subscription]);
-        }
+        let settled = self.returns().settle(settle).await?;
         let accepted = |(slice, at): (usize, usize)| -> bool {
             settled.accepted.get(slice).and_then(|slice| slice.get(at)).copied().unwrap_or(false)
         };

@@ -370,12 +370,16 @@ async fn release(run: &Run, leases: Vec<Lease>) {
     }
 }
 
-/// Hands hold their run and the run holds its hands; without this a dropped run would never be freed.
+/// Hands hold their run and the run holds its hands; without this a dropped run would never be freed. Tasks of a dropped run may end
+/// after it, which the next one must not wait for to open the journal.
 struct BreakCircle(Arc<Run>);
 
 impl Drop for BreakCircle {
     fn drop(&mut self) {
         self.0.dispatch.close();
         self.0.ledger.clear();
+        if let Some(journal) = &self.0.journal {
+            journal.close();
+        }
     }
 }

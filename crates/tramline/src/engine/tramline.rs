@@ -10,7 +10,9 @@ use crate::engine::hooks::Hooks;
 use crate::engine::options::Options;
 use crate::engine::presence::{Care, Identity, Membership, Presence};
 use crate::engine::receipt::{IntoEvents, Receipt};
+use crate::engine::returns::{Returns, Settling};
 use crate::engine::sweep;
+use crate::engine::takes::Takes;
 use crate::engine::tally::Tallies;
 use crate::engine::trace::{self, Traces};
 use crate::engine::worker::Worker;
@@ -49,6 +51,8 @@ struct Inner {
     presence: Arc<Presence>,
     gate: Gate,
     courier: Arc<Courier>,
+    takes: Takes,
+    returns: Returns,
     tallies: Tallies,
     /// Rings when a push subscription was changed here.
     pushes: Notify,
@@ -92,10 +96,17 @@ impl Tramline {
     ) -> Tramline {
         let incarnation = Incarnation::random();
         let (clock, hooks) = (options.clock.clone(), options.hooks.clone());
-        let emitter = Emitter::new(store.clone(), clock.clone(), wake.clone(), options.flushers());
+        let flushers = options.flushers();
+        let emitter = Emitter::new(store.clone(), clock.clone(), wake.clone(), flushers);
         let name = options.name.unwrap_or_else(|| format!("{}-{:x}", std::process::id(), incarnation.0));
         let who = Identity { incarnation, name, every: options.heartbeat };
         let courier = Courier::new(store.clone(), clock.clone(), wake.clone());
+        let settling = Settling {
+            store: store.clone(),
+            clock: clock.clone(),
+            wake: wake.clone(),
+            courier: courier.clone(),
+        };
         let care = Care { courier: courier.clone(), kept: options.tallies_kept, ceiling: options.ceiling };
         let inner = Inner {
             buffer: Buffer::new(emitter.clone(), clock.clone(), hooks.clone(), options.buffer),
@@ -103,6 +114,8 @@ impl Tramline {
             gate: Gate::default(),
             tallies: Tallies::new(store.clone(), clock.clone(), wake.clone(), courier.clone()),
             courier,
+            takes: Takes::new(store.clone(), wake.clone()),
+            returns: Returns::new(settling, flushers.is_none()),
             pushes: Notify::new(),
             store,
             opened,
@@ -262,6 +275,14 @@ impl Tramline {
 
     pub(crate) fn courier(&self) -> &Arc<Courier> {
         &self.inner.courier
+    }
+
+    pub(crate) fn takes(&self) -> &Takes {
+        &self.inner.takes
+    }
+
+    pub(crate) fn returns(&self) -> &Returns {
+        &self.inner.returns
     }
 
     pub(crate) fn pushes(&self) -> &Notify {

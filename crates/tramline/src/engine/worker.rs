@@ -4,13 +4,14 @@ use crate::engine::backoff::Outage;
 use crate::engine::context::States;
 use crate::engine::handler::{Batch, Bound, Handler, Handlers, IntoOutcomes};
 use crate::engine::hooks::{Guarded, Hooks};
-use crate::engine::journal::Journal;
+use crate::engine::journal::{Journal, NeverStarted};
 use crate::engine::plugin::Plugin;
 use crate::engine::pool::Pool;
 use crate::engine::run::{Parts, Run, Until, drive};
 use crate::engine::shutdown::Shutdown;
 use crate::engine::tramline::Tramline;
 use crate::error::{Error, Kind, Result};
+use crate::model::id::SubscriptionId;
 use crate::model::limits::Limits;
 use crate::model::retry::Retry;
 use crate::model::subscription::{
@@ -181,6 +182,10 @@ impl Worker {
 
     /// At most once: a local file that remembers which events were begun, so that after a crash the others can still run. Each
     /// entry is on the disk before a handler runs.
+    ///
+    /// The file belongs to one worker of one process at a time, which holds a lock on it. A process that is stopped (`SIGSTOP`) keeps
+    /// its lock, because it may go on with what it has: a replacement with the same journal is refused with `Conflict` until the
+    /// stopped one has ended.
     #[must_use]
     pub fn journal(mut self, path: impl Into<PathBuf>) -> Worker {
         self.journal = Some((path.into(), true));
@@ -266,7 +271,8 @@ impl Worker {
     /// Dropping the future stops the handlers on the spot; what was in hand is free only when its leases end.
     ///
     /// # Errors
-    /// `Conflict` when the subscription exists with another ordering or guarantee, or when this process already runs it;
+    /// `Conflict` when the subscription exists with another ordering or guarantee, when this process already runs it, or when
+    /// somebody else has the journal open;
     /// `NotFound` when it does not exist or was deleted; `Invalid` for impossible settings.
     pub async fn run(&self, shutdown: Shutdown) -> Result<()> {
         self.run_for(Until::Shutdown(shutdown)).await.map(|_| ())
@@ -297,9 +303,24 @@ impl Worker {
     }
 
     async fn run_for(&self, until: Until) -> Result<u64> {
-        let Some(subscription) = self.subscribe_in_time(&until).await? else { return Ok(0) };
-        let journal = self.open_journal(&subscription).await?;
-        let membership = self.tram.presence().join(subscription.id).await?;
+        let subscribe = || self.subscribe();
+        let subscribed = self.in_time(&until, "the subscription is created", subscribe).await?;
+        let Some(subscription) = subscribed else { return Ok(0) };
+        // Before the journal is read: what a worker that runs has in it is no earlier life's.
+        let place = self.tram.presence().reserve(subscription.id)?;
+        let journal = match self.open_journal(&subscription)? {
+            None => None,
+            Some((journal, left)) => {
+                if !self.adopt(subscription.id, left, &until).await? {
+                    return Ok(0);
+                }
+                journal.clear().await.map_err(|error| {
+                    Error::unavailable("the journal cannot be written", "check the disk").because(error)
+                })?;
+                Some(journal)
+            }
+        };
+        let membership = place.join().await?;
         let run = Run::new(Parts {
             tram: self.tram.clone(),
             subscription,
@@ -316,13 +337,18 @@ impl Worker {
         ended
     }
 
-    /// Subscribes as soon as the store answers. `None` if the run is over before.
-    async fn subscribe_in_time(&self, until: &Until) -> Result<Option<Subscription>> {
-        let mut outage = Outage::new("the subscription is created");
+    /// Asks until the store answers. `None` if the run is over before.
+    async fn in_time<T, F: Future<Output = Result<T>>>(
+        &self,
+        until: &Until,
+        what: &'static str,
+        ask: impl Fn() -> F,
+    ) -> Result<Option<T>> {
+        let mut outage = Outage::new(what);
         loop {
-            let error = match self.subscribe().await {
+            let error = match ask().await {
                 Err(error) if error.kind() == Kind::Unavailable => error,
-                subscribed => return subscribed.map(Some),
+                answer => return answer.map(Some),
             };
             match until {
                 Until::Idle => return Err(error),
@@ -334,8 +360,7 @@ impl Worker {
         }
     }
 
-    /// Adopts what an earlier life had claimed and never begun. Before the first heartbeat: that one ends the earlier life.
-    async fn open_journal(&self, subscription: &Subscription) -> Result<Option<Journal>> {
+    fn open_journal(&self, subscription: &Subscription) -> Result<Option<(Journal, NeverStarted)>> {
         let Some((path, synced)) = &self.journal else { return Ok(None) };
         if !subscription.policy.is_at_most_once() {
             return Err(Error::invalid(
@@ -343,15 +368,28 @@ impl Worker {
                 "call .at_most_once(), or leave the journal out",
             ));
         }
-        let (journal, left) = Journal::open(path, *synced)?;
-        if !left.is_empty() {
-            let adopt = Adopt { subscription: subscription.id, consumed: left, now: self.tram.clock().now() };
-            let adopted = self.tram.store().adopt(adopt).await?;
-            tracing::info!(subscription = %self.name, events = adopted.len(), "events of an earlier life run now");
+        Journal::open(path, *synced).map(Some)
+    }
+
+    /// Makes ready what an earlier life had claimed and never begun. Before the first heartbeat: that one ends the earlier life. False if
+    /// the run is over before.
+    async fn adopt(
+        &self,
+        subscription: SubscriptionId,
+        consumed: NeverStarted,
+        until: &Until,
+    ) -> Result<bool> {
+        if consumed.is_empty() {
+            return Ok(true);
         }
-        journal.clear().await.map_err(|error| {
-            Error::unavailable("the journal cannot be written", "check the disk").because(error)
-        })?;
-        Ok(Some(journal))
+        let ask = || {
+            let (consumed, now) = (consumed.clone(), self.tram.clock().now());
+            self.tram.store().adopt(Adopt { subscription, consumed, now })
+        };
+        let Some(adopted) = self.in_time(until, "what an earlier life left is made ready", ask).await? else {
+            return Ok(false);
+        };
+        tracing::info!(subscription = %self.name, events = adopted.len(), "events of an earlier life run now");
+        Ok(true)
     }
 }

@@ -27,14 +27,16 @@ pub struct Catalog {
 impl Catalog {
     /// Builds the look-ups.
     pub fn new(version: i64, topics: Vec<Topic>, subscriptions: Vec<Subscription>) -> Catalog {
-        let view = |topic: &Topic| TopicView {
+        let mut consumers: HashMap<&str, Vec<Consumer>> = HashMap::new();
+        for subscription in &subscriptions {
+            for topic in subscription.topics.iter().filter(|topic| subscription.takes(topic)) {
+                consumers.entry(topic).or_default().push(consumer(subscription));
+            }
+        }
+        let mut view = |topic: &Topic| TopicView {
             id: topic.id,
             lanes: topic.lanes,
-            subscriptions: subscriptions
-                .iter()
-                .filter(|subscription| subscription.takes(&topic.name))
-                .map(consumer)
-                .collect(),
+            subscriptions: consumers.remove(&*topic.name).unwrap_or_default(),
         };
         Catalog {
             version,

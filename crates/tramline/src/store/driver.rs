@@ -34,6 +34,14 @@ pub(crate) async fn asked<T>(limit: Duration, request: impl Future<Output = sqlx
     answered(limit, async { Ok(request.await?) }).await
 }
 
+/// Waits until a pool is closed, which is when all its connections are back. One that a server stopped answering on its way back is not waited for: the
+/// driver tries it out a second time, without a limit, after [`pinged`] has.
+pub(crate) async fn closed(limit: Duration, closing: impl Future<Output = ()>) {
+    if tokio::time::timeout(limit + SIGN_OF_LIFE, closing).await.is_err() {
+        tracing::debug!("some connections did not come back in time");
+    }
+}
+
 /// Whether a server is still there.
 pub(crate) async fn pinged(conn: &mut impl Connection) -> sqlx::Result<bool> {
     match tokio::time::timeout(SIGN_OF_LIFE, conn.ping()).await {

@@ -207,6 +207,12 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>>;
     /// Takes events for a limited time.
     async fn claim(&self, claim: Claim) -> Result<Claimed>;
+    /// Whether several claims of this subscription cost less if they are made together.
+    fn claims_together(&self, subscription: SubscriptionId) -> bool;
+    /// Makes several claims of one subscription that differ in nothing but their owners, of whom no two are the same, and in how many
+    /// events each wants. Each gets an answer of its own, in the order given, as if they had come one after the other. `None`: this one took
+    /// nothing, and has to be made alone.
+    async fn claim_together(&self, claims: Vec<Claim>) -> Result<Vec<Result<Option<Claimed>>>>;
     /// Leaves a claim that found nothing with the store, which carries it out in the transaction of the next emit of this process to
     /// the subscription. `None`: this store does not; its owner looks when there is a hint. With order it must not be used: an owner has to
     /// know what it holds whenever something is settled.

@@ -9,31 +9,39 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// A few connections that were used a moment ago.
 #[derive(Debug)]
 pub(crate) struct Spares<DB: Database> {
     idle: Mutex<Vec<(PoolConnection<DB>, Instant)>>,
+    /// As many as the pool has connections, given in turn: those who wait in the pool would not see what is kept at hand, and whoever comes
+    /// later would take it.
+    places: Semaphore,
     most: usize,
     stale: Duration,
     is_closed: AtomicBool,
 }
 
 impl<DB: Database> Spares<DB> {
-    /// At most `most` of them; those that nobody used for as long as `stale` go back to the pool, which looks after them.
-    pub(crate) fn new(most: usize, stale: Duration) -> Spares<DB> {
-        Spares { idle: Mutex::default(), most, stale, is_closed: AtomicBool::new(false) }
+    /// At most `most` of the connections of a pool of `all`; those that nobody used for as long as `stale` go back to the pool, which looks
+    /// after them.
+    pub(crate) fn new(most: usize, all: usize, stale: Duration) -> Spares<DB> {
+        let (idle, places) = (Mutex::default(), Semaphore::new(all));
+        Spares { idle, places, most, stale, is_closed: AtomicBool::new(false) }
     }
 
     /// A connection: the one that was used last, or one of the pool.
     pub(crate) async fn take(&self, pool: &Pool<DB>) -> Result<Hot<'_, DB>> {
+        let place = tokio::time::timeout(pool.options().get_acquire_timeout(), self.places.acquire()).await;
+        let place = place.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
         self.shed();
         let last = self.idle().pop();
         let conn = match last {
             Some((conn, _)) => conn,
             None => pool.acquire().await?,
         };
-        Ok(Hot { conn: Some(conn), spares: self })
+        Ok(Hot { conn: Some(conn), spares: self, _place: place })
     }
 
     /// Gives those back to the pool that nobody used for long. The first ones are the oldest, as the last one is taken first.
@@ -59,6 +67,8 @@ impl<DB: Database> Spares<DB> {
 pub(crate) struct Hot<'s, DB: Database> {
     conn: Option<PoolConnection<DB>>,
     spares: &'s Spares<DB>,
+    /// Given to the next one after the connection: fields are dropped after `drop`.
+    _place: SemaphorePermit<'s>,
 }
 
 impl<DB: Database> Hot<'_, DB> {
@@ -121,7 +131,7 @@ mod tests {
     async fn connections_that_nobody_used_for_long_go_back_to_the_pool() {
         let url = std::env::var("TRAMLINE_TEST_POSTGRES").expect("run ./test");
         let pool = PgPoolOptions::new().max_connections(2).connect(&url).await.unwrap();
-        let spares = Spares::new(2, Duration::ZERO);
+        let spares = Spares::new(2, 2, Duration::ZERO);
         let (one, two) = (spares.take(&pool).await.unwrap(), spares.take(&pool).await.unwrap());
         one.keep();
         two.keep();
@@ -131,12 +141,31 @@ mod tests {
         drop(used);
     }
 
+    /// The story: 200 lines of push wanted ten connections. Those who waited in the pool got one when five were kept at hand and a sixth came
+    /// back, or after a second; whoever came later took what was at hand.
+    #[tokio::test]
+    async fn whoever_waits_gets_the_next_connection_that_is_kept() {
+        let url = std::env::var("TRAMLINE_TEST_POSTGRES").expect("run ./test");
+        let pool = PgPoolOptions::new().max_connections(1).connect(&url).await.unwrap();
+        let spares = Spares::new(1, 1, Duration::from_secs(60));
+        let used = spares.take(&pool).await.unwrap();
+        let waits = spares.take(&pool);
+        tokio::pin!(waits);
+        assert!(tokio::time::timeout(Duration::ZERO, &mut waits).await.is_err());
+        used.keep();
+        let late = spares.take(&pool);
+        tokio::pin!(late);
+        assert!(tokio::time::timeout(Duration::ZERO, &mut late).await.is_err(), "somebody was there before");
+        tokio::time::timeout(Duration::from_secs(5), waits).await.expect("its turn").unwrap().keep();
+        tokio::time::timeout(Duration::from_secs(5), late).await.expect("its turn").unwrap().keep();
+    }
+
     /// The story: a store was closed while a step was ending, which kept its connection at hand, and the pool waited for it for ever.
     #[tokio::test]
     async fn a_connection_that_comes_back_after_the_end_is_not_kept() {
         let url = std::env::var("TRAMLINE_TEST_POSTGRES").expect("run ./test");
         let pool = PgPoolOptions::new().max_connections(1).connect(&url).await.unwrap();
-        let spares = Spares::new(1, Duration::from_secs(60));
+        let spares = Spares::new(1, 1, Duration::from_secs(60));
         let used = spares.take(&pool).await.unwrap();
         spares.close();
         used.keep();

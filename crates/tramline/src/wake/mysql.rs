@@ -127,10 +127,10 @@ async fn watch(store: Arc<MysqlStore>, bells: Arc<Bells>) {
                 pause = SOON;
             }
             Ok(beat) => {
-                let news = felt.news(start, &beat);
+                let news = felt.news(start, &beat, |chunk| store.has_told_of(chunk));
                 pause = if news == News::None { next(pause) } else { SOON };
                 match news {
-                    News::None => {}
+                    News::None | News::Told => {}
                     News::In(topics) => match store.concerned(&topics, beat.catalog) {
                         Some(subscriptions) => bells.ring(&subscriptions),
                         None => bells.ring_all(),
@@ -161,6 +161,8 @@ struct Felt {
 #[derive(Debug, PartialEq, Eq)]
 enum News {
     None,
+    /// Something was emitted by this process, which has rung by itself: ringing once more would be a claim in vain for each who heard it.
+    Told,
     /// Something was emitted to these.
     In(BTreeSet<TopicId>),
     Anywhere,
@@ -172,8 +174,9 @@ impl Felt {
         self.ends.front().map(|(_, last)| *last)
     }
 
-    /// What is new in a look that began at this moment, at what came after the chunk that [`Felt::after`] names.
-    fn news(&mut self, at: Instant, beat: &Beat) -> News {
+    /// What is new in a look that began at this moment, at what came after the chunk that [`Felt::after`] names. `told`: of which chunks
+    /// everybody in this process was told.
+    fn news(&mut self, at: Instant, beat: &Beat, told: impl Fn(ChunkId) -> bool) -> News {
         let others = Some((beat.rules, beat.catalog));
         let same = std::mem::replace(&mut self.others, others) == others;
         if self.ends.is_empty() || beat.chunks.len() >= MANY {
@@ -181,12 +184,15 @@ impl Felt {
             self.chunks.clear();
             return News::Anywhere;
         }
-        let new = beat.chunks.iter().filter(|(chunk, _)| self.chunks.insert(*chunk));
-        let topics: BTreeSet<TopicId> = new.map(|(_, topic)| *topic).collect();
+        let new: Vec<&(ChunkId, TopicId)> =
+            beat.chunks.iter().filter(|(chunk, _)| self.chunks.insert(*chunk)).collect();
+        let foreign = new.iter().filter(|(chunk, _)| !told(*chunk));
+        let topics: BTreeSet<TopicId> = foreign.map(|(_, topic)| *topic).collect();
         self.forget(at);
         match topics.is_empty() {
             _ if !same => News::Anywhere,
-            true => News::None,
+            true if new.is_empty() => News::None,
+            true => News::Told,
             false => News::In(topics),
         }
     }
@@ -226,6 +232,20 @@ mod tests {
         Beat { chunks, last: ChunkId(10), catalog: 1, ..Beat::default() }
     }
 
+    fn nobody(_: ChunkId) -> bool {
+        false
+    }
+
+    #[test]
+    fn what_this_process_emitted_is_no_news_to_those_who_were_told() {
+        let (mut felt, start) = (Felt::default(), Instant::now());
+        felt.news(start, &beat(&[]), nobody);
+        let own = |chunk: ChunkId| chunk == ChunkId(12);
+        assert_eq!(felt.news(start + SOON, &beat(&[(12, 1)]), own), News::Told);
+        assert_eq!(felt.news(start + SOON * 2, &beat(&[(12, 1), (13, 2)]), own), in_topic(2));
+        assert_eq!(felt.news(start + SOON * 3, &beat(&[(12, 1), (13, 2)]), own), News::None);
+    }
+
     fn in_topic(topic: i64) -> News {
         News::In(BTreeSet::from([TopicId(topic)]))
     }
@@ -233,22 +253,22 @@ mod tests {
     #[test]
     fn an_emit_is_news_once_and_to_its_topic() {
         let (mut felt, start) = (Felt::default(), Instant::now());
-        assert_eq!(felt.news(start, &beat(&[])), News::Anywhere);
+        assert_eq!(felt.news(start, &beat(&[]), nobody), News::Anywhere);
         assert_eq!(felt.after(), Some(ChunkId(10)));
-        assert_eq!(felt.news(start + SOON, &beat(&[(12, 1)])), in_topic(1));
-        assert_eq!(felt.news(start + SOON * 2, &beat(&[(12, 1)])), News::None);
+        assert_eq!(felt.news(start + SOON, &beat(&[(12, 1)]), nobody), in_topic(1));
+        assert_eq!(felt.news(start + SOON * 2, &beat(&[(12, 1)]), nobody), News::None);
         let changed = Beat { catalog: 2, ..beat(&[(12, 1)]) };
-        assert_eq!(felt.news(start + SOON * 3, &changed), News::Anywhere);
-        assert_eq!(felt.news(start + SOON * 4, &changed), News::None);
+        assert_eq!(felt.news(start + SOON * 3, &changed, nobody), News::Anywhere);
+        assert_eq!(felt.news(start + SOON * 4, &changed, nobody), News::None);
     }
 
     #[test]
     fn an_emit_that_commits_after_a_later_one_is_heard_of_for_a_while() {
         let (mut felt, start) = (Felt::default(), Instant::now());
-        felt.news(start, &beat(&[]));
-        assert_eq!(felt.news(start + SOON, &beat(&[(12, 1)])), in_topic(1));
-        assert_eq!(felt.news(start + SOON * 2, &beat(&[(11, 2), (12, 1)])), in_topic(2));
-        felt.news(start + SOON * 3 + LATELY, &beat(&[(11, 2), (12, 1)]));
+        felt.news(start, &beat(&[]), nobody);
+        assert_eq!(felt.news(start + SOON, &beat(&[(12, 1)]), nobody), in_topic(1));
+        assert_eq!(felt.news(start + SOON * 2, &beat(&[(11, 2), (12, 1)]), nobody), in_topic(2));
+        felt.news(start + SOON * 3 + LATELY, &beat(&[(11, 2), (12, 1)]), nobody);
         assert_eq!(felt.after(), Some(ChunkId(12)), "it is not read for ever");
         assert!(felt.chunks.is_empty());
     }
@@ -256,10 +276,10 @@ mod tests {
     #[test]
     fn when_much_was_emitted_all_look() {
         let (mut felt, start) = (Felt::default(), Instant::now());
-        felt.news(start, &beat(&[]));
+        felt.news(start, &beat(&[]), nobody);
         let chunks: Vec<(i64, i64)> = (0..MANY as i64).map(|n| (20 + n, 1)).collect();
         let much = Beat { last: ChunkId(5_000), ..beat(&chunks) };
-        assert_eq!(felt.news(start + SOON, &much), News::Anywhere);
+        assert_eq!(felt.news(start + SOON, &much, nobody), News::Anywhere);
         assert_eq!(felt.after(), Some(ChunkId(5_000)));
     }
 }

@@ -30,6 +30,7 @@ conformance![
     a_resend_of_what_is_not_there_does_nothing,
     a_resend_in_a_lane_does_not_disturb_its_order,
     parallel_workers_consume_every_event_once,
+    clocks_that_differ_give_no_event_twice,
 ];
 
 async fn a_consumed_event_never_runs_again_by_itself(bed: Bed) {
@@ -353,4 +354,39 @@ async fn parallel_workers_consume_every_event_once(bed: Bed) {
         }
     });
     assert_eq!(sorted(taken.await.concat()), emitted);
+}
+
+/// For a worker whose clock is an hour ahead, what others have just claimed has expired long ago, and for those what it has claimed stays
+/// leased for an hour.
+async fn clocks_that_differ_give_no_event_twice(bed: Bed) {
+    for (name, policy) in [("unordered", at_most_once()), ("ordered", ordered_once())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let events = (0..60).map(|number| keyed(&format!("k{}", number % 12))).collect();
+        let emitted: Vec<EventId> = bed.emit_together(events).await.iter().map(|event| event.id).collect();
+        let given = in_parallel(4, |worker| {
+            let queue = queue.clone();
+            async move {
+                let mut mine = Vec::new();
+                for turn in 0..12 {
+                    let ahead = seconds(3600 * (1 + (turn + worker.unsigned_abs()) % 2));
+                    let now = Some(queue.bed.time().after(ahead));
+                    let claim = Claim { owner: Incarnation(worker), now, ..queue.wish(2) };
+                    let claimed = queue.take(claim).await;
+                    mine.extend(ids(&claimed));
+                    // Some are settled, by a clock that is behind all of them; the rest is left to whoever finds it expired.
+                    if turn % 3 == 0 && !claimed.slices.is_empty() {
+                        queue.done(&claimed).await;
+                    }
+                    if turn % 5 == 0 {
+                        queue.bed.sweep(None).await;
+                    }
+                }
+                mine
+            }
+        });
+        let given = given.await.concat();
+        bed.pass(seconds(3 * 3600));
+        let rest = queue.drain().await;
+        assert_eq!(sorted([given, rest].concat()), emitted, "{name}");
+    }
 }

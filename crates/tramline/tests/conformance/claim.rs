@@ -24,7 +24,137 @@ conformance![
     the_oldest_ready_event_is_told,
     claiming_for_an_unknown_subscription_is_an_error,
     parallel_claimers_never_share_an_event,
+    claims_made_together_are_given_what_there_is_one_after_the_other,
+    claims_made_together_have_leases_of_their_own,
+    claims_made_together_keep_priorities_and_weights,
+    claims_made_together_of_what_cannot_be_shared_are_made_one_by_one,
+    claims_made_together_of_heavy_events_get_all_of_them,
+    claims_made_together_beside_a_lapsed_lease_leave_nothing,
+    who_finds_nothing_together_with_others_waits_for_their_leases,
 ];
+
+/// Claims of different owners, together; each by itself that has to be.
+async fn together(queue: &Queue, wishes: &[u32]) -> Vec<Claimed> {
+    let wish =
+        |(owner, max_events): (i64, &u32)| Claim { owner: Incarnation(owner), ..queue.wish(*max_events) };
+    made_together(queue, (1_000..).zip(wishes).map(wish).collect()).await
+}
+
+async fn made_together(queue: &Queue, claims: Vec<Claim>) -> Vec<Claimed> {
+    let answers = queue.bed.store.claim_together(claims.clone()).await.unwrap();
+    assert_eq!(answers.len(), claims.len());
+    let mut all = Vec::new();
+    for (answer, claim) in answers.into_iter().zip(claims) {
+        all.push(match answer.unwrap() {
+            Some(claimed) => claimed,
+            None => queue.bed.store.claim(claim).await.unwrap(),
+        });
+    }
+    all
+}
+
+async fn claims_made_together_are_given_what_there_is_one_after_the_other(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let emitted = bed.emit_plain(200).await;
+    let claimed = together(&queue, &[100, 3, 3, 1_000, 10]).await;
+    let given: Vec<usize> = claimed.iter().map(|claimed| ids(claimed).len()).collect();
+    assert_eq!(given, [100, 3, 3, 94, 0]);
+    let all: Vec<EventId> = claimed.iter().flat_map(ids).collect();
+    assert_eq!(all, emitted);
+    for (owner, claimed) in (1_000..).zip(&claimed) {
+        assert!(claimed.slices.iter().all(|slice| slice.lease.owner() == Incarnation(owner)));
+        assert!(claimed.slices.is_empty() || queue.done(claimed).await);
+    }
+    assert_eq!(queue.counts().await.pending(), 0);
+}
+
+async fn claims_made_together_have_leases_of_their_own(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let emitted = bed.emit_plain(20).await;
+    let claimed = together(&queue, &[5, 5, 5]).await;
+    assert!(queue.done(&claimed[1]).await);
+    queue.release(&claimed[0]).await;
+    let mut free = ids(&queue.claim(100).await);
+    free.sort();
+    assert_eq!(free, [&emitted[..5], &emitted[15..]].concat());
+    assert!(queue.done(&claimed[2]).await, "what another one gave back was not its own");
+}
+
+async fn claims_made_together_keep_priorities_and_weights(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let late = bed.emit(plain_event().priority(9)).await;
+    let early = [bed.emit(plain_event().priority(1)).await, bed.emit(plain_event().priority(1)).await];
+    let usual = bed.emit(plain_event()).await;
+    let claimed = together(&queue, &[1, 2, 5]).await;
+    assert_eq!(
+        claimed.iter().map(ids).collect::<Vec<_>>(),
+        [vec![early[0]], vec![early[1], usual], vec![late]]
+    );
+    bed.emit_plain(130).await;
+    let light = |owner| Claim { owner: Incarnation(owner), max_bytes: 1, ..queue.wish(100) };
+    for claimed in made_together(&queue, vec![light(1), light(2)]).await {
+        assert_eq!(claimed.slices.len(), 1, "one slice is heavy enough for each");
+    }
+}
+
+async fn claims_made_together_of_what_cannot_be_shared_are_made_one_by_one(bed: Bed) {
+    let queues = [
+        bed.queue_named("ordered", &[TOPIC], ordered()).await,
+        bed.queue_named("once", &[TOPIC], at_most_once()).await,
+    ];
+    for queue in &queues {
+        assert!(together(queue, &[1, 1]).await.iter().all(|claimed| claimed.slices.is_empty()));
+    }
+    let emitted = bed.emit_keys(&["a", "b"]).await;
+    for queue in &queues {
+        let claimed = together(queue, &[2, 2]).await;
+        let mut all: Vec<EventId> = claimed.iter().flat_map(ids).collect();
+        all.sort();
+        assert_eq!(all, emitted);
+    }
+}
+
+/// The story: every part of a slice brought its whole chunk, so that many small claims of one heavy chunk filled the memory.
+async fn claims_made_together_of_heavy_events_get_all_of_them(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    let heavy = || Event::new(TOPIC, vec![b'x'; 600 << 10]);
+    let mut emitted = Vec::new();
+    for _ in 0..20 {
+        emitted.push(bed.emit(heavy()).await);
+    }
+    let mut given = Vec::new();
+    for claimed in together(&queue, &[1; 20]).await {
+        assert_eq!(claimed.slices.len(), 1);
+        assert!(claimed.slices[0].events.iter().all(|event| event.event.payload.len() == 600 << 10));
+        given.extend(ids(&claimed));
+    }
+    given.sort();
+    assert_eq!(given, emitted);
+}
+
+/// One claim that has to look after something more holds up nobody.
+async fn claims_made_together_beside_a_lapsed_lease_leave_nothing(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    bed.emit_plain(6).await;
+    assert_eq!(ids(&queue.claim(2).await).len(), 2);
+    bed.pass(LEASE);
+    let leave = |owner| Claim { owner: Incarnation(owner), suspects: Suspects::Leave, ..queue.wish(2) };
+    let claimed = made_together(&queue, vec![leave(1), leave(2), leave(3)]).await;
+    let given: Vec<usize> = claimed.iter().map(|claimed| ids(claimed).len()).collect();
+    assert_eq!(given, [2, 2, 0], "the rest are suspects");
+    assert!(claimed[2].suspects_wait);
+}
+
+async fn who_finds_nothing_together_with_others_waits_for_their_leases(bed: Bed) {
+    let queue = bed.queue(unordered()).await;
+    for first in [1, 2] {
+        bed.emit_plain(1).await;
+        let claimed = together(&queue, &[first, 1]).await;
+        assert_eq!(ids(&claimed[0]).len(), 1);
+        assert!(claimed[1].slices.is_empty());
+        assert_eq!(claimed[1].next_due, Some(claimed[0].slices[0].until));
+    }
+}
 
 async fn an_empty_queue_gives_nothing(bed: Bed) {
     for policy in [unordered(), ordered(), at_most_once()] {

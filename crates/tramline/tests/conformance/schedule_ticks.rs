@@ -19,6 +19,7 @@ conformance![
     a_deleted_schedule_stays_deleted_while_others_tick,
     many_schedules_run_in_bounded_steps,
     a_year_of_hours_in_vienna_has_every_hour_once,
+    a_leap_day_comes_every_four_years_and_no_other_day_stands_in_for_it,
 ];
 
 /// The minutes from 08:00 on, as headers tell them.
@@ -251,6 +252,25 @@ async fn a_year_of_hours_in_vienna_has_every_hour_once(bed: Bed) {
     assert_eq!(days.len(), nights.len());
     assert!(nights.contains(&"2027-03-28T01:00:00Z".to_owned()));
     assert!(nights.contains(&"2027-10-31T00:30:00Z".to_owned()));
+}
+
+async fn a_leap_day_comes_every_four_years_and_no_other_day_stands_in_for_it(bed: Bed) {
+    let hour = 3600;
+    bed.pass(seconds((350 * 24 + 16) * hour));
+    assert_eq!(shown(bed.time()), "2028-01-01T00:00:00Z");
+    let leap = Schedule::cron("n", "0 12 29 2 *", Event::new("t", "x")).missed(Missed::All);
+    bed.put_schedule(leap).await;
+    let next = async || bed.schedule("n").await.next_run.map(shown).unwrap();
+    for year in [2028, 2032, 2036] {
+        assert_eq!(next().await, format!("{year}-02-29T12:00:00Z"));
+        for _ in 0..4 * 12 {
+            bed.pass(seconds(365 * 24 * hour / 12));
+            bed.tick().await;
+        }
+    }
+    assert_eq!(next().await, "2040-02-29T12:00:00Z");
+    let runs = [2028, 2032, 2036].map(|year| format!("{year}-02-29T12:00:00Z"));
+    assert_eq!(bed.scheduled("t").await, runs);
 }
 
 fn shown(time: Time) -> String {

@@ -20,6 +20,7 @@ conformance![
     a_position_past_the_end_of_a_chunk_is_refused,
     an_event_settled_twice_in_one_call_is_settled_once,
     the_leases_of_a_settle_are_answered_one_by_one,
+    an_old_and_a_new_lease_in_one_settle_are_told_apart,
     a_lease_is_worth_nothing_in_another_subscription,
     a_settle_says_when_events_became_due,
     a_settle_says_which_events_their_keys_wait_for,
@@ -231,6 +232,31 @@ async fn an_event_settled_twice_in_one_call_is_settled_once(bed: Bed) {
         };
         let accepted = bed.store.settle(settle).await.unwrap().accepted;
         assert_eq!(accepted[0][..3], [true, false, true], "{name}");
+        assert_eq!(queue.counts().await, Counts::default(), "{name}");
+    }
+}
+
+/// The story: settlements of several workers went together, and whoever named the row first was told that he had settled it.
+async fn an_old_and_a_new_lease_in_one_settle_are_told_apart(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        let queue = bed.queue_named(name, &[TOPIC], policy).await;
+        let id = bed.emit(keyed("a")).await;
+        let old = queue.claim(1).await;
+        bed.pass(LEASE);
+        let new = queue.claim(1).await;
+        assert_eq!(ids(&new), [id], "{name}");
+        for both in [[&old, &new], [&new, &old]] {
+            let results = both.iter().map(|claimed| SettleSlice {
+                lease: claimed.slices[0].lease,
+                outcomes: vec![(id.index(), Outcome::Done)],
+            });
+            let results = results.collect();
+            let settle = Settle { subscription: queue.id, results, worker: None, now: bed.now() };
+            let accepted = bed.store.settle(settle).await.unwrap().accepted;
+            let is_first = both[0].slices[0].lease == old.slices[0].lease;
+            let expected = if is_first { [vec![false], vec![true]] } else { [vec![false], vec![false]] };
+            assert_eq!(accepted, expected, "{name}");
+        }
         assert_eq!(queue.counts().await, Counts::default(), "{name}");
     }
 }

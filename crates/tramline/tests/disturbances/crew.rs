@@ -1,8 +1,11 @@
 //! The processes: workers, and one emitter.
 
 use crate::place::Place;
-use crate::process::{EMITTER, FIRST, RECORDER, ROLE, URL, WORKER};
+use crate::process::{EMITTER, FIRST, JOURNAL, RECORDER, ROLE, URL, WORKER};
+use std::collections::HashSet;
+use std::path::PathBuf;
 use std::process::{Child, Command};
+use tempfile::TempDir;
 
 /// How many workers there are.
 pub(crate) const WORKERS: usize = 3;
@@ -12,11 +15,15 @@ pub(crate) struct Crew<'a> {
     place: &'a Place,
     recorder: String,
     processes: Vec<Child>,
+    journals: TempDir,
+    /// How many events workers had in their journals, when they were killed, that no handler had seen.
+    pub(crate) never_begun: usize,
 }
 
 impl<'a> Crew<'a> {
     pub(crate) fn start(place: &'a Place, recorder: String) -> Crew<'a> {
-        let mut crew = Crew { place, recorder, processes: Vec::new() };
+        let journals = tempfile::tempdir().unwrap();
+        let mut crew = Crew { place, recorder, processes: Vec::new(), journals, never_begun: 0 };
         for number in 0..WORKERS {
             let worker = crew.spawn(number, WORKER, 0);
             crew.processes.push(worker);
@@ -32,6 +39,7 @@ impl<'a> Crew<'a> {
 
     pub(crate) fn kill_worker(&mut self, number: usize) {
         self.kill(number);
+        self.never_begun += never_begun(&std::fs::read_to_string(self.journal(number)).unwrap_or_default());
         self.processes[number] = self.spawn(number, WORKER, 0);
     }
 
@@ -54,9 +62,14 @@ impl<'a> Crew<'a> {
             .env(ROLE, role)
             .env(URL, self.place.url_through(number))
             .env(RECORDER, &self.recorder)
+            .env(JOURNAL, self.journal(number))
             .env(FIRST, first.to_string())
             .spawn()
             .unwrap()
+    }
+
+    fn journal(&self, number: usize) -> PathBuf {
+        self.journals.path().join(format!("{number}.journal"))
     }
 
     fn kill(&mut self, number: usize) {
@@ -72,6 +85,19 @@ impl Drop for Crew<'_> {
             process.wait().ok();
         }
     }
+}
+
+/// How many events were claimed and not begun: lines are `claimed <lease> <id>..` and `started <id>..`.
+fn never_begun(journal: &str) -> usize {
+    let (mut claimed, mut started) = (HashSet::new(), HashSet::new());
+    for line in journal.lines() {
+        match line.split_once(' ') {
+            Some(("claimed", rest)) => claimed.extend(rest.split(' ').skip(1)),
+            Some(("started", ids)) => started.extend(ids.split(' ')),
+            _ => {}
+        }
+    }
+    claimed.difference(&started).count()
 }
 
 pub(crate) fn signal(signal: &str, process: u32) {

@@ -56,7 +56,19 @@ async fn subscription(tram: &Tramline, name: &str) -> SubscriptionId {
     subscriptions.iter().find(|one| *one.name == *name).unwrap().id
 }
 
+/// Everything that is due: one claim may take a part of it.
 async fn claim(tram: &Tramline, name: &str) -> Claimed {
+    let mut all = Claimed::default();
+    loop {
+        let more = claim_some(tram, name).await;
+        if more.slices.is_empty() {
+            return all;
+        }
+        all.slices.extend(more.slices);
+    }
+}
+
+async fn claim_some(tram: &Tramline, name: &str) -> Claimed {
     let claim = Claim {
         subscription: subscription(tram, name).await,
         owner: Incarnation::random(),

@@ -11,6 +11,8 @@ pub(crate) const EMITTER: &str = "emitter";
 /// Where their database is, perhaps behind a proxy.
 pub(crate) const URL: &str = "TRAMLINE_DISTURBED_URL";
 pub(crate) const RECORDER: &str = "TRAMLINE_DISTURBED_RECORDER";
+/// The journal of a worker, which the next one in its place takes over.
+pub(crate) const JOURNAL: &str = "TRAMLINE_DISTURBED_JOURNAL";
 /// The first number that an emitter may use.
 pub(crate) const FIRST: &str = "TRAMLINE_DISTURBED_FIRST";
 

@@ -1,6 +1,6 @@
 //! The recorder: takes down what every process did, and is never disturbed itself.
 
-use crate::scenario::{AT_MOST_ONCE, ORDERED, UNORDERED};
+use crate::scenario::{ORDERED, UNORDERED};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -168,7 +168,8 @@ impl Recorder {
     /// Catches the handler if somebody waits for it.
     fn spring(&self, note: &Note) -> Option<oneshot::Receiver<()>> {
         let Note::Ran(record) = note else { return None };
-        let wanted = record.stage == Stage::Started && record.subscription != AT_MOST_ONCE;
+        let wanted =
+            record.stage == Stage::Started && [UNORDERED, ORDERED].contains(&record.subscription.as_str());
         let mut trap = self.trap.lock().unwrap();
         let trap = trap.take_if(|trap| wanted && trap.process == record.process)?;
         let (goes_on, held) = oneshot::channel();

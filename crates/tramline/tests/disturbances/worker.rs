@@ -1,8 +1,8 @@
-//! The worker process: three subscriptions, handlers that tell the recorder what they do.
+//! The worker process: four subscriptions, handlers that tell the recorder what they do.
 
-use crate::process::{RECORDER, open};
+use crate::process::{JOURNAL, RECORDER, open};
 use crate::recorder::{Line, Note, Record, Stage};
-use crate::scenario::{AT_MOST_ONCE, LEASE, ORDERED, TOPIC, UNORDERED};
+use crate::scenario::{AT_MOST_ONCE, JOURNALED, LEASE, ORDERED, TOPIC, UNORDERED};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -14,8 +14,20 @@ pub(crate) async fn main() {
     let unordered = worker(&tram, UNORDERED);
     let ordered = worker(&tram, ORDERED).ordered_by_key();
     let at_most_once = worker(&tram, AT_MOST_ONCE).at_most_once();
+    let journaled = journaled(&tram).journal(std::env::var(JOURNAL).unwrap());
     let never = Shutdown::new;
-    tokio::try_join!(unordered.run(never()), ordered.run(never()), at_most_once.run(never())).unwrap();
+    tokio::try_join!(
+        unordered.run(never()),
+        ordered.run(never()),
+        at_most_once.run(never()),
+        journaled.run(never())
+    )
+    .unwrap();
+}
+
+/// Most of what it claims waits in hand, where a kill finds it.
+pub(crate) fn journaled(tram: &Tramline) -> Worker {
+    worker(tram, JOURNALED).at_most_once().claim_size(8).concurrency(2)
 }
 
 /// A worker of one subscription.
@@ -49,7 +61,7 @@ async fn handle(subscription: &'static str, lines: Arc<Lines>, cx: Context) -> R
         crashes: cx.crashes(),
         number,
     };
-    let fails = fails(number, cx.attempt()) && subscription != AT_MOST_ONCE;
+    let fails = fails(number, cx.attempt()) && ![AT_MOST_ONCE, JOURNALED].contains(&subscription);
     let ended = Record { stage: if fails { Stage::Failed } else { Stage::Done }, ..started.clone() };
     let mut line = lines.take().await;
     line.tell(&Note::Ran(started)).await;

@@ -5,10 +5,10 @@ use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashSet;
 use std::time::Duration;
 use tramline::Letters;
-use tramline::model::id::EventId;
+use tramline::model::id::{EventId, SubscriptionId};
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
-use tramline::store::verbs::{Emit, Revival, Revive, Which};
+use tramline::store::verbs::{Claim, Emit, Revival, Revive, Suspects, Which};
 
 /// A busy queue has far more that is not due than what is, and must not read it.
 #[tokio::test]
@@ -69,6 +69,11 @@ async fn fill_lanes(store: &Private) {
     store.rows("ANALYZE TABLE tramline_slice, tramline_lane").await;
 }
 
+/// A claim of few events that leaves suspects alone.
+fn plain(queue: SubscriptionId) -> Claim {
+    Claim { suspects: Suspects::Leave, ..claim(queue, 8) }
+}
+
 const SET_NOW: &str = "SET @tramline_now = CAST(UNIX_TIMESTAMP() AS SIGNED) * 1000";
 
 /// The same where there is order: lanes are full of what waits, is parked or dead, and of what comes later.
@@ -81,7 +86,7 @@ async fn an_ordered_claim_reads_only_what_it_may_take() {
     let read = store
         .rows(&format!(
             "{SET_NOW}; FLUSH STATUS; {}; SHOW SESSION STATUS LIKE 'Handler_read_next'",
-            store.ordered_claim_sql(&claim(queue.id, 8)).join("; ")
+            store.ordered_claim_sql(&plain(queue.id)).join("; ")
         ))
         .await;
     let next: String = read.last().unwrap().try_get_unchecked(1).unwrap();
@@ -98,7 +103,7 @@ async fn an_ordered_claim_reads_slices_in_the_order_of_the_index() {
         store.emit(event(key)).await.unwrap();
     }
     fill_lanes(&store).await;
-    let sql = store.ordered_claim_sql(&claim(queue.id, 8));
+    let sql = store.ordered_claim_sql(&plain(queue.id));
     // As the store sets up its own connections: MySQL would cut the statement.
     let look = format!("SET SESSION group_concat_max_len = 1048576; {SET_NOW}; {}", sql[0]);
     let work = store.rows(&format!("{look}; SELECT @tramline_work")).await;

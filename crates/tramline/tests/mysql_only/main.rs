@@ -20,6 +20,9 @@ mod round_trips;
 mod rules;
 #[path = "../server_only/silence.rs"]
 mod silence;
+#[path = "../support/mod.rs"]
+mod support;
+mod suspects;
 mod tails;
 mod tracked;
 #[path = "../server_only/transactions.rs"]

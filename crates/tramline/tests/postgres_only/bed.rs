@@ -40,7 +40,10 @@ impl Private {
     }
 
     pub(crate) async fn open_at(server: &str, more: &str) -> Private {
-        let schema = format!("only_{:x}", Incarnation::random().0);
+        Private::open_in(server, format!("only_{:x}", Incarnation::random().0), more).await
+    }
+
+    pub(crate) async fn open_in(server: &str, schema: String, more: &str) -> Private {
         let url = format!("{server}?schema={schema}{more}");
         let store = open(&url).await.unwrap();
         Private { store: Arc::new(store), schema, url }

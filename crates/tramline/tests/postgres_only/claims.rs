@@ -204,3 +204,31 @@ async fn an_emit_that_commits_late_is_claimed_whatever_was_claimed_meanwhile() {
     assert_eq!(ids(&claimed), [late]);
     store.close().await;
 }
+
+/// A claim that waited for a lock saw events that were emitted meanwhile as events of the future, and parked their keys: after some minutes
+/// under an old transaction, the rows which that left behind were most of what every ordered claim read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ordered_claim_that_waited_takes_what_came_meanwhile() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::Key).await.id;
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    // What a claim locks after its look at the clock.
+    let rules = format!(
+        "SELECT pg_advisory_xact_lock('{}.tramline_rule'::regclass::oid::int, {})",
+        store.schema, queue.0
+    );
+    sqlx::raw_sql(AssertSqlSafe(rules)).execute(&mut *tx).await.unwrap();
+    let begun = tokio::spawn({
+        let store = store.store.clone();
+        async move { store.claim(claim(queue, 9)).await.unwrap() }
+    });
+    let claim_waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted \
+                       AND classid = '$s.tramline_rule'::regclass::oid";
+    while store.rows(claim_waits).await.is_empty() {}
+    let stored = store.emit(event("k")).await.unwrap();
+    tx.rollback().await.unwrap();
+    assert_eq!(ids(&begun.await.unwrap()), [stored.events[0].id]);
+    pool.close().await;
+    store.close().await;
+}

@@ -17,6 +17,9 @@ mod rules;
 #[path = "../server_only/silence.rs"]
 mod silence;
 mod snapshots;
+#[path = "../support/mod.rs"]
+mod support;
+mod tails;
 mod tallies;
 #[path = "../server_only/transactions.rs"]
 mod transactions;

@@ -10,6 +10,7 @@ use tramline::error::Kind;
 use tramline::model::id::{EventId, LaneId, TopicId};
 use tramline::model::lane;
 use tramline::model::subscription::{Ordering, Policy, Start};
+use tramline::model::time::Time;
 use tramline::store::Store;
 use tramline::store::verbs::{Emit, Expected, FindEvent, PutSubscription};
 
@@ -98,6 +99,9 @@ async fn plain_sql_refuses_impossible_events_and_creates_topics() {
         "'t', '{}'::jsonb, headers => '[1]'",
         "'t', '{}'::jsonb, headers => '{\"a\": 1}'",
         "'t', NULL::bytea",
+        "'t', '{}'::jsonb, idempotency_key => ''",
+        "'t', '{}'::jsonb, state => '{}'",
+        "'t', '{}'::jsonb, delay_ms => 1, due_at => now()",
     ] {
         let sql = format!("SELECT {}.tramline_emit({arguments})", store.schema);
         let error = sqlx::query(AssertSqlSafe(sql)).execute(&pool).await.unwrap_err();
@@ -106,6 +110,74 @@ async fn plain_sql_refuses_impossible_events_and_creates_topics() {
     store.rows("SELECT $s.tramline_emit('new/topic', '{}'::jsonb)").await;
     assert_eq!(&*store.topics().await.unwrap()[0].name, "new/topic");
     store.emit(Event::new("new/topic", "x")).await.unwrap();
+    store.close().await;
+}
+
+#[tokio::test]
+async fn plain_sql_repeats_an_emit_under_an_idempotency_key() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    let emit = |more: &str| {
+        format!(
+            "SELECT $s.tramline_emit('t', '{{\"a\": 1}}'::jsonb, key => 'k', idempotency_key => 'once'{more})"
+        )
+    };
+    let first = EventId(store.rows(&emit("")).await[0].get(0));
+    let again = EventId(store.rows(&emit(", headers => '{\"traceparent\": \"x\"}'")).await[0].get(0));
+    assert_eq!(again, first);
+    assert_eq!(ids(&store.claim(queue.id, 9).await), [first]);
+    let pool = store.pool().await;
+    let another = emit(", priority => 1").replace("$s", &store.schema);
+    let error = sqlx::raw_sql(AssertSqlSafe(another)).execute(&pool).await.unwrap_err();
+    assert_eq!(error.as_database_error().unwrap().code().unwrap(), "23505", "{error}");
+    store.rows("UPDATE $s.tramline_idempotency SET expires_at = 0 WHERE key = 'once'").await;
+    assert!(EventId(store.rows(&emit("")).await[0].get(0)) > first, "the key was forgotten");
+    store.close().await;
+}
+
+/// Whoever moves from one to the other does not run twice what is under way.
+#[tokio::test]
+async fn an_emit_by_plain_sql_can_be_repeated_by_the_library_and_the_other_way_round() {
+    let store = Private::open().await;
+    let due = Time(1_900_000_000_123);
+    let plain = || Event::new("t", "x").content_type("application/json");
+    let pairs = [
+        (plain(), ""),
+        (plain().key("ü").kind("a.b").priority(9), ", key => 'ü', type => 'a.b', priority => 9"),
+        (plain().key("k").state("s"), ", key => 'k', state => 's'::bytea"),
+        (plain().delay(Duration::from_millis(70_001)), ", delay_ms => 70001"),
+        (plain().at(due), ", due_at => to_timestamp(1900000000.123)"),
+        (
+            plain().header("b", "2").header("B", "1").header("tracestate", "x").content_type("a/b"),
+            ", headers => '{\"b\": \"2\", \"B\": \"1\"}', content_type => 'a/b'",
+        ),
+    ];
+    for (number, (event, more)) in pairs.into_iter().enumerate() {
+        let sql = |key: &str| {
+            format!("SELECT $s.tramline_emit('t', 'x'::bytea, idempotency_key => '{key}{number}'{more})")
+        };
+        let here = store.emit(event.clone().idempotency_key(format!("rust{number}"))).await.unwrap();
+        assert_eq!(store.rows(&sql("rust")).await[0].get::<i64, _>(0), here.events[0].id.0, "{more}");
+        let there = EventId(store.rows(&sql("sql")).await[0].get(0));
+        let repeated = store.emit(event.idempotency_key(format!("sql{number}"))).await.unwrap();
+        assert!(repeated.repeated, "{more}");
+        assert_eq!(repeated.events[0].id, there, "{more}");
+    }
+    store.close().await;
+}
+
+#[tokio::test]
+async fn an_emit_by_plain_sql_writes_the_state_of_its_key_and_waits_for_its_due_time() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await;
+    let sql = "SELECT $s.tramline_emit('t', '{}'::jsonb, key => 'k', state => '{\"a\": 1}', due_at => now() + interval '1 hour')";
+    let late = EventId(store.rows(sql).await[0].get(0));
+    let past = "SELECT $s.tramline_emit('t', '{}'::jsonb, due_at => now() - interval '1 hour')";
+    let now = EventId(store.rows(past).await[0].get(0));
+    assert_eq!(ids(&store.claim(queue.id, 9).await), [now]);
+    assert_eq!(store.stats(queue.id, None).await.unwrap().counts.delayed, 1);
+    let head = store.head("t", "k").await.unwrap().unwrap();
+    assert_eq!((head.last_id, head.state.as_deref()), (late, Some(&b"{\"a\": 1}"[..])));
     store.close().await;
 }
 

@@ -1,6 +1,9 @@
 //! Emit and settle in the caller's own transaction; on every server.
 
 use crate::bed::{Private, WRITES_SOMETHING, done, event, ids, read_log};
+use crate::support::{Disturbed, START, start};
+use std::sync::Arc;
+use tokio::sync::mpsc;
 use tramline::error::Kind;
 use tramline::model::id::EventId;
 use tramline::model::subscription::{Ordering, Policy, Start};
@@ -8,7 +11,7 @@ use tramline::model::tally::NewTally;
 use tramline::store::Store;
 use tramline::store::verbs::{Expected, PutSubscription};
 use tramline::store::verbs_tally::{NameTally, OpenTally, SealTally};
-use tramline::{Duplicates, Unique};
+use tramline::{Clock, Duplicates, ManualClock, NoHooks, Options, StoredEvent, Tramline, Unique};
 
 #[tokio::test]
 async fn an_emit_in_the_callers_transaction_shares_its_fate() {
@@ -186,5 +189,35 @@ async fn the_log_stops_before_a_transaction_that_is_still_open() {
     assert_eq!(seen, [before, open, after]);
     assert!(rest.next >= after);
     other.rollback().await.unwrap();
+    store.close().await;
+}
+
+/// Time stands still, so that no slow poll can help.
+#[tokio::test]
+async fn a_receipt_wakes_a_worker_after_the_commit() {
+    let store = Private::open().await;
+    let counted = Arc::new(Disturbed::new(store.store.clone()));
+    let options = Options::new("").clock(Clock::Manual(ManualClock::new(START))).hooks(Arc::new(NoHooks));
+    let tram = Tramline::from_store(counted.clone(), options);
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let worker = tram.worker("w").topics(["t"]).on_any(move |event: StoredEvent| {
+        tell.send(event.id).unwrap();
+        async {}
+    });
+    worker.subscribe().await.unwrap();
+    let (shutdown, running) = start(worker);
+    let pool = store.pool().await;
+    for _ in 0..3 {
+        counted.left_alone().await;
+        let mut tx = pool.begin().await.unwrap();
+        let receipt = tram.receipt(store.emit_in(&mut tx, [event("k")]).await.unwrap());
+        tx.commit().await.unwrap();
+        counted.left_alone().await;
+        assert!(told.try_recv().is_err(), "nobody told it yet");
+        receipt.wake();
+        assert_eq!(told.recv().await.unwrap(), receipt.id());
+    }
+    shutdown.start();
+    running.await.unwrap().unwrap();
     store.close().await;
 }

@@ -125,9 +125,10 @@ impl Bench {
         Bench { store: Arc::new(Disturbed::new(store)), clock: ManualClock::new(START) }
     }
 
-    /// Lets a little time pass, but never so much that `end` has passed since the start.
+    /// Lets a little time pass, but never so much that `end` has passed since the start. It stands still while the store works, which
+    /// would otherwise be late for a test on a slow machine.
     pub fn tick_until(&self, end: Duration) {
-        if self.clock.now().since(START) < end {
+        if self.clock.now().since(START) < end && !self.store.is_at_work() {
             self.clock.advance(Duration::from_millis(100));
         }
     }
@@ -181,6 +182,8 @@ pub struct Disturbed {
     calls: Mutex<HashMap<&'static str, u64>>,
     answers: Mutex<HashMap<&'static str, u64>>,
     passed_over: Mutex<u64>,
+    /// Of which there is one more for each call that is under way.
+    at_work: Arc<()>,
 }
 
 impl std::fmt::Debug for Disturbance {
@@ -198,6 +201,7 @@ impl Disturbed {
             calls: Mutex::default(),
             answers: Mutex::default(),
             passed_over: Mutex::default(),
+            at_work: Arc::default(),
         }
     }
 
@@ -257,11 +261,26 @@ impl Disturbed {
         self.answers.lock().unwrap().get(verb).copied().unwrap_or(0)
     }
 
+    /// Waits until nobody asks for anything any more, unless time passes. For tests with one thread.
+    pub async fn left_alone(&self) {
+        until("the store is left alone", || async {
+            let before: u64 = self.calls.lock().unwrap().values().sum();
+            all_wait().await;
+            !self.is_at_work() && before == self.calls.lock().unwrap().values().sum::<u64>()
+        })
+        .await;
+    }
+
+    fn is_at_work(&self) -> bool {
+        Arc::strong_count(&self.at_work) > 1
+    }
+
     fn plan(&self, verb: &'static str, disturbance: Disturbance) {
         self.plans.lock().unwrap().entry(verb).or_default().push_back(disturbance);
     }
 
     async fn pass<T>(&self, verb: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let _at_work = self.at_work.clone();
         let answer = self.disturb(verb, call).await;
         *self.answers.lock().unwrap().entry(verb).or_default() += 1;
         answer
@@ -299,43 +318,43 @@ impl Disturbed {
 #[async_trait]
 impl Store for Disturbed {
     async fn put_topic(&self, put: PutTopic) -> Result<Topic> {
-        self.inner.put_topic(put).await
+        self.pass("put_topic", self.inner.put_topic(put)).await
     }
     async fn topics(&self) -> Result<Vec<Topic>> {
-        self.inner.topics().await
+        self.pass("topics", self.inner.topics()).await
     }
     async fn topic_totals(&self) -> Result<Vec<(TopicId, u64)>> {
-        self.inner.topic_totals().await
+        self.pass("topic_totals", self.inner.topic_totals()).await
     }
     async fn delete_topic(&self, name: &str) -> Result<()> {
-        self.inner.delete_topic(name).await
+        self.pass("delete_topic", self.inner.delete_topic(name)).await
     }
     async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
-        self.inner.put_subscription(put).await
+        self.pass("put_subscription", self.inner.put_subscription(put)).await
     }
     async fn subscriptions(&self) -> Result<Vec<Subscription>> {
-        self.inner.subscriptions().await
+        self.pass("subscriptions", self.inner.subscriptions()).await
     }
     async fn delete_subscription(&self, name: &str) -> Result<()> {
-        self.inner.delete_subscription(name).await
+        self.pass("delete_subscription", self.inner.delete_subscription(name)).await
     }
     async fn backfill(&self, subscription: SubscriptionId) -> Result<bool> {
-        self.inner.backfill(subscription).await
+        self.pass("backfill", self.inner.backfill(subscription)).await
     }
     async fn set_rule(&self, set: SetRule) -> Result<()> {
-        self.inner.set_rule(set).await
+        self.pass("set_rule", self.inner.set_rule(set)).await
     }
     async fn set_pattern_rule(&self, set: SetPatternRule) -> Result<PatternRule> {
-        self.inner.set_pattern_rule(set).await
+        self.pass("set_pattern_rule", self.inner.set_pattern_rule(set)).await
     }
     async fn remove_pattern_rule(&self, remove: RemovePatternRule) -> Result<Vec<SubscriptionId>> {
-        self.inner.remove_pattern_rule(remove).await
+        self.pass("remove_pattern_rule", self.inner.remove_pattern_rule(remove)).await
     }
     async fn pattern_rules(&self, now: Option<Time>) -> Result<Vec<PatternRule>> {
-        self.inner.pattern_rules(now).await
+        self.pass("pattern_rules", self.inner.pattern_rules(now)).await
     }
     async fn audit(&self, subscription: SubscriptionId, limit: u32) -> Result<Vec<AuditEntry>> {
-        self.inner.audit(subscription, limit).await
+        self.pass("audit", self.inner.audit(subscription, limit)).await
     }
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
         self.pass("emit", self.inner.emit(emit)).await
@@ -345,6 +364,12 @@ impl Store for Disturbed {
             return Ok(Claimed { passed_over: true, ..Claimed::default() });
         }
         self.pass("claim", self.inner.claim(claim)).await
+    }
+    fn claims_together(&self, subscription: SubscriptionId) -> bool {
+        self.inner.claims_together(subscription)
+    }
+    async fn claim_together(&self, claims: Vec<Claim>) -> Result<Vec<Result<Option<Claimed>>>> {
+        self.pass("claim", self.inner.claim_together(claims)).await
     }
     /// Every claim is one that can be disturbed.
     fn stand(&self, _: Claim) -> Option<Standing> {
@@ -360,58 +385,58 @@ impl Store for Disturbed {
         self.pass("release", self.inner.release(release)).await
     }
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
-        self.inner.adopt(adopt).await
+        self.pass("adopt", self.inner.adopt(adopt)).await
     }
     async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats> {
-        self.inner.stats(subscription, now).await
+        self.pass("stats", self.inner.stats(subscription, now)).await
     }
     async fn event(&self, find: FindEvent) -> Result<Option<EventView>> {
-        self.inner.event(find).await
+        self.pass("event", self.inner.event(find)).await
     }
     async fn trace(&self, trace: Trace) -> Result<Traced> {
-        self.inner.trace(trace).await
+        self.pass("trace", self.inner.trace(trace)).await
     }
     async fn head(&self, topic: &str, key: &str) -> Result<Option<Head>> {
-        self.inner.head(topic, key).await
+        self.pass("head", self.inner.head(topic, key)).await
     }
     async fn read_log(&self, read: ReadLog) -> Result<LogPage> {
         self.pass("read_log", self.inner.read_log(read)).await
     }
     async fn log_end(&self, topic: &str) -> Result<EventId> {
-        self.inner.log_end(topic).await
+        self.pass("log_end", self.inner.log_end(topic)).await
     }
     async fn dead(&self, list: ListDead) -> Result<DeadPage> {
-        self.inner.dead(list).await
+        self.pass("dead", self.inner.dead(list)).await
     }
     async fn parked(&self, page: Page) -> Result<Vec<ParkedKey>> {
-        self.inner.parked(page).await
+        self.pass("parked", self.inner.parked(page)).await
     }
     async fn revive(&self, revive: Revive) -> Result<Revived> {
-        self.inner.revive(revive).await
+        self.pass("revive", self.inner.revive(revive)).await
     }
     async fn resend(&self, resend: Resend) -> Result<u64> {
-        self.inner.resend(resend).await
+        self.pass("resend", self.inner.resend(resend)).await
     }
     async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
-        self.inner.cancel(cancel).await
+        self.pass("cancel", self.inner.cancel(cancel)).await
     }
     async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
-        self.inner.push_board(now).await
+        self.pass("push_board", self.inner.push_board(now)).await
     }
     async fn gather(&self, gather: Gather) -> Result<Gathered> {
-        self.inner.gather(gather).await
+        self.pass("gather", self.inner.gather(gather)).await
     }
     async fn record_push(&self, record: RecordPush) -> Result<Recorded> {
-        self.inner.record_push(record).await
+        self.pass("record_push", self.inner.record_push(record)).await
     }
     async fn steer_push(&self, steer: SteerPush) -> Result<tramline::Health> {
-        self.inner.steer_push(steer).await
+        self.pass("steer_push", self.inner.steer_push(steer)).await
     }
     async fn attempts(&self, list: ListAttempts) -> Result<Vec<NumberedAttempt>> {
-        self.inner.attempts(list).await
+        self.pass("attempts", self.inner.attempts(list)).await
     }
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
-        self.inner.release_parked(release).await
+        self.pass("release_parked", self.inner.release_parked(release)).await
     }
     async fn open_tally(&self, open: OpenTally) -> Result<OpenedTally> {
         self.pass("open_tally", self.inner.open_tally(open)).await
@@ -453,79 +478,79 @@ impl Store for Disturbed {
         self.pass("sweep_tallies", self.inner.sweep_tallies(sweep)).await
     }
     async fn put_schedule(&self, put: PutSchedule) -> Result<StoredSchedule> {
-        self.inner.put_schedule(put).await
+        self.pass("put_schedule", self.inner.put_schedule(put)).await
     }
     async fn declare_schedules(&self, declare: DeclareSchedules) -> Result<Vec<StoredSchedule>> {
-        self.inner.declare_schedules(declare).await
+        self.pass("declare_schedules", self.inner.declare_schedules(declare)).await
     }
     async fn schedules(&self, list: ListSchedules) -> Result<Vec<StoredSchedule>> {
-        self.inner.schedules(list).await
+        self.pass("schedules", self.inner.schedules(list)).await
     }
     async fn schedule(&self, name: &str) -> Result<Option<StoredSchedule>> {
-        self.inner.schedule(name).await
+        self.pass("schedule", self.inner.schedule(name)).await
     }
     async fn delete_schedule(&self, name: &str) -> Result<()> {
-        self.inner.delete_schedule(name).await
+        self.pass("delete_schedule", self.inner.delete_schedule(name)).await
     }
     async fn pause_schedule(&self, pause: PauseSchedule) -> Result<StoredSchedule> {
-        self.inner.pause_schedule(pause).await
+        self.pass("pause_schedule", self.inner.pause_schedule(pause)).await
     }
     async fn run_schedule(&self, run: NameSchedule) -> Result<Emission> {
-        self.inner.run_schedule(run).await
+        self.pass("run_schedule", self.inner.run_schedule(run)).await
     }
     async fn tick(&self, tick: Tick) -> Result<Ticked> {
         self.pass("tick", self.inner.tick(tick)).await
     }
     async fn put_token(&self, put: PutToken) -> Result<Token> {
-        self.inner.put_token(put).await
+        self.pass("put_token", self.inner.put_token(put)).await
     }
     async fn tokens(&self) -> Result<Vec<Token>> {
-        self.inner.tokens().await
+        self.pass("tokens", self.inner.tokens()).await
     }
     async fn delete_token(&self, name: &str) -> Result<()> {
-        self.inner.delete_token(name).await
+        self.pass("delete_token", self.inner.delete_token(name)).await
     }
     async fn seal_token(&self, seal: SealToken) -> Result<bool> {
-        self.inner.seal_token(seal).await
+        self.pass("seal_token", self.inner.seal_token(seal)).await
     }
     async fn touch_tokens(&self, uses: Vec<(String, Time)>) -> Result<()> {
-        self.inner.touch_tokens(uses).await
+        self.pass("touch_tokens", self.inner.touch_tokens(uses)).await
     }
     async fn beat(&self, beat: Beat) -> Result<Vec<Worker>> {
         self.pass("beat", self.inner.beat(beat)).await
     }
     async fn workers(&self) -> Result<Vec<Worker>> {
-        self.inner.workers().await
+        self.pass("workers", self.inner.workers()).await
     }
     async fn see_remote(&self, see: SeeRemote) -> Result<()> {
-        self.inner.see_remote(see).await
+        self.pass("see_remote", self.inner.see_remote(see)).await
     }
     async fn remote_workers(&self, now: Option<Time>) -> Result<Vec<RemoteWorker>> {
-        self.inner.remote_workers(now).await
+        self.pass("remote_workers", self.inner.remote_workers(now)).await
     }
     async fn bury(&self, bury: Bury) -> Result<Buried> {
         self.pass("bury", self.inner.bury(bury)).await
     }
     async fn sweep(&self, sweep: Sweep) -> Result<Swept> {
-        self.inner.sweep(sweep).await
+        self.pass("sweep", self.inner.sweep(sweep)).await
     }
     async fn size(&self) -> Result<StoreSize> {
-        self.inner.size().await
+        self.pass("size", self.inner.size()).await
     }
     async fn shed(&self, shed: Shed) -> Result<Shedded> {
-        self.inner.shed(shed).await
+        self.pass("shed", self.inner.shed(shed)).await
     }
     async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
-        self.inner.drops(list).await
+        self.pass("drops", self.inner.drops(list)).await
     }
     async fn drop_totals(&self) -> Result<Vec<DropTotal>> {
-        self.inner.drop_totals().await
+        self.pass("drop_totals", self.inner.drop_totals()).await
     }
     async fn now(&self) -> Result<Time> {
-        self.inner.now().await
+        self.pass("now", self.inner.now()).await
     }
     async fn probe(&self) -> Result<()> {
-        self.inner.probe().await
+        self.pass("probe", self.inner.probe()).await
     }
     async fn close(&self) {
         self.inner.close().await;

@@ -7,6 +7,7 @@ mod hooks;
 mod leases;
 mod life;
 mod limits;
+mod members;
 mod order;
 mod policy;
 mod pool;
@@ -15,4 +16,5 @@ mod shutdown;
 mod standing;
 #[path = "../support/mod.rs"]
 mod support;
+mod suspects;
 mod transactions;

@@ -10,6 +10,7 @@ use super::session::{Begin, Rows, Session};
 use super::sql::Columns;
 use super::step::Tries;
 use crate::error::Result;
+use crate::model::event::DEFAULT_PRIORITY;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::mask::Mask;
 use crate::model::rule::RuleKind;
@@ -27,6 +28,7 @@ use crate::store::limit::{take_by_key, take_suspect};
 use crate::store::rules::Stop;
 use crate::store::verbs::{Claim, Suspects};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// How many expired leases one claim looks after.
@@ -219,6 +221,13 @@ async fn take_all(
     {
         raw.next_due = [raw.next_due, row.maybe_int(0)?.map(Time)].into_iter().flatten().min();
         raw.passed_over = row.flag(1)?;
+        // Not known where there is order.
+        if let Some(others) = row.maybe_int(2)? {
+            let ranked = after_priorities(session, claim.subscription, others != 0).await;
+            // What was taken is taken; the next claim meets the error again.
+            let ranked = ranked.unwrap_or(Some(raw.now));
+            raw.next_due = [raw.next_due, ranked].into_iter().flatten().min();
+        }
     }
     for row in sets[asked..].iter().flatten() {
         let row = chunk(row)?;
@@ -256,7 +265,7 @@ async fn take_limited(
     if raw.limited {
         later = raw.next_due.is_none().then(|| match policy.is_ordered() {
             true => order::next_due_sql(claim.subscription),
-            false => next_due_sql(claim.subscription, LEFT),
+            false => next_due_sql(session, claim, LEFT),
         });
     }
     Ok(later)
@@ -343,7 +352,7 @@ async fn by_key(
         return Ok(None);
     }
     take_by_key(session, id, crowd, taker, raw).await?;
-    Ok((!taker.is_full()).then(|| next_due_sql(id, LEFT)))
+    Ok((!taker.is_full()).then(|| next_due_sql(session, look.claim, LEFT)))
 }
 
 /// Gives the statement that says when something becomes due, if that matters.
@@ -385,7 +394,7 @@ async fn unordered(
         limit = (limit * 4).min(taker.events.max(1));
         ready = due(session, id, State::Ready, limit).await?;
     }
-    Ok((!taker.is_full()).then(|| next_due_sql(id, &any_ready(id))))
+    Ok((!taker.is_full()).then(|| next_due_sql(session, claim, &any_ready(id))))
 }
 
 /// How many rows to lock at first: as if they were full, but not so few that small ones cost many rounds. Those that are
@@ -522,9 +531,43 @@ pub(super) async fn interrupt(session: &mut Session<'_>, id: SubscriptionId) -> 
     Ok(ended.count as u32 >= EXPIRED)
 }
 
-/// The next time at which something becomes due: a delay or a lease that ends. One index probe per state and priority, each a value
-/// of its own: a UNION of them took MariaDB more time than all the rest of a claim. And whether something due was passed over.
-fn next_due_sql(SubscriptionId(id): SubscriptionId, passed_over: &str) -> String {
+/// The next time at which something becomes due: a delay or a lease that ends; and whether something due was passed over. Of the usual
+/// priority only, where there are no others; whether there are is asked once in a while, and NULL if it is not. A subquery for each
+/// priority takes MariaDB more time than all the rest of a claim.
+fn next_due_sql(session: &Session<'_>, claim: &Claim, passed_over: &str) -> String {
+    let (id, usual) = (claim.subscription, i64::from(DEFAULT_PRIORITY));
+    // A test's time may pass in a moment.
+    let known = session.common.has_priorities(id).filter(|_| claim.now.is_none());
+    let of_usual = || first_due(id, usual..usual + 1);
+    match known {
+        Some(true) => format!("SELECT {}, {passed_over}, NULL", first_due(id, 0..10)),
+        Some(false) => format!("SELECT {}, {passed_over}, NULL", of_usual()),
+        None => format!(
+            "SELECT {}, {passed_over}, EXISTS (SELECT 1 FROM tramline_slice FORCE INDEX (tramline_slice_claim) \
+             WHERE subscription = {} AND state IN (0, 1, 7) AND lane = 0 AND `rank` IN (0, 1, 2, 3, 4, 6, 7, 8, 9))",
+            of_usual(),
+            id.0
+        ),
+    }
+}
+
+/// The same of all priorities, if others than the usual one turned out to be in use.
+async fn after_priorities(
+    session: &mut Session<'_>,
+    id: SubscriptionId,
+    others: bool,
+) -> Result<Option<Time>> {
+    session.common.learn_priorities(id, others);
+    if !others {
+        return Ok(None);
+    }
+    let rows = session.rows(format!("SELECT {}", first_due(id, 0..10))).await?;
+    Ok(rows.first().map_or(Ok(None), |row| row.maybe_int(0))?.map(Time))
+}
+
+/// When the first slice of some priorities is due that is not yet, or NULL. One index probe per state and priority, each a value of its
+/// own: a UNION of them takes MariaDB longer, and what groups them may read all that is delayed, as its statistics will have it.
+fn first_due(SubscriptionId(id): SubscriptionId, ranks: Range<i64>) -> String {
     let first = |state: State, rank: i64| {
         format!(
             "COALESCE((SELECT MIN(pos) FROM tramline_slice FORCE INDEX (tramline_slice_claim) WHERE subscription = {id} \
@@ -533,8 +576,9 @@ fn next_due_sql(SubscriptionId(id): SubscriptionId, passed_over: &str) -> String
         )
     };
     let states = [State::Ready, State::Leased, State::Consumed];
-    let all: Vec<String> = states.iter().flat_map(|state| (0..10).map(|rank| first(*state, rank))).collect();
-    format!("SELECT NULLIF(LEAST({}), {NEVER}), {passed_over}", all.join(", "))
+    let all: Vec<String> =
+        states.iter().flat_map(|state| ranks.clone().map(|rank| first(*state, rank))).collect();
+    format!("NULLIF(LEAST({}), {NEVER})", all.join(", "))
 }
 
 /// Later than anything.

@@ -48,6 +48,7 @@ mod shed;
 mod sql;
 mod step;
 mod store;
+mod suspects;
 mod sweep;
 mod tally;
 mod token;
@@ -156,7 +157,11 @@ impl MysqlStore {
         Ok(MysqlStore {
             own: own.connect_lazy_with(options.connect.clone()),
             pool: lent.connect_lazy_with(options.connect),
-            spares: Spares::new((options.max_connections / 2) as usize, STALE),
+            spares: Spares::new(
+                (options.max_connections / 2) as usize,
+                options.max_connections as usize,
+                STALE,
+            ),
             refused,
             common: Common::new(server.packet(), options.answer),
             proven: Proven::default(),
@@ -188,7 +193,7 @@ impl MysqlStore {
 
     /// The statements with which an ordered claim looks at lanes, to be given to the server one after the other.
     pub fn ordered_claim_sql(&self, claim: &crate::store::verbs::Claim) -> Vec<String> {
-        offer::look_sql(claim, &std::collections::HashMap::new())
+        order::first_reads(claim)
     }
 
     /// A pool of connections for callers that keep their own tables in the same database; they are READ COMMITTED, as [`emit_in`]

@@ -12,25 +12,27 @@ use crate::model::slice::{Slice, State};
 use crate::plan::LaneView;
 use crate::plan::claim::Taker;
 use crate::store::lanes::{Work, group};
-use crate::store::verbs::{Claim, Suspects};
+use crate::store::verbs::Claim;
 use std::collections::{BTreeMap, HashMap};
 
 /// How many lanes one claim locks at most.
 pub(super) const LANES: usize = 64;
-/// How many suspects, and how many waiting slices, one claim reads at most.
+/// How many waiting slices one claim reads at most.
 pub(super) const TROUBLED: usize = 4096;
 /// How many ready slices of each lane are read at first, at least.
-const LEAST_PAGE: usize = 8;
+pub(super) const LEAST_PAGE: usize = 8;
 
 /// A look at lanes in one round trip: finds them, locks them, and reads what they have to offer.
 ///
 /// The server makes up the last statement from what the first one found. MariaDB has no lateral joins, and a join with the lanes
-/// would read all that is in each of them.
-pub(super) fn look_sql(claim: &Claim, backfills: &HashMap<TopicId, ChunkId>) -> Vec<String> {
+/// would read all that is in each of them. `unless`: with a value in that variable nothing is found.
+pub(super) fn look_sql(
+    claim: &Claim,
+    backfills: &HashMap<TopicId, ChunkId>,
+    unless: Option<&str>,
+) -> Vec<String> {
     let id = claim.subscription;
-    let of_all = |state: State, more: &str, limit: usize| {
-        range_sql(id, state, "', GROUP_CONCAT(c.lane), '", more, &limit.to_string())
-    };
+    let lanes = "', GROUP_CONCAT(c.lane), '";
     let below = match backfills.is_empty() {
         true => String::new(),
         false => format!(" AND s.pos < ', {}, '", cursor("c.lane", backfills)),
@@ -42,15 +44,15 @@ pub(super) fn look_sql(claim: &Claim, backfills: &HashMap<TopicId, ChunkId>) -> 
     );
     let work = format!(
         "CONCAT('{} UNION ALL {} UNION ALL ', {pages})",
-        of_all(State::Suspect, "", TROUBLED),
-        of_all(State::Waiting, IS_DUE, TROUBLED)
+        first_suspects_sql(id, lanes),
+        range_sql(id, State::Waiting, lanes, IS_DUE, &TROUBLED.to_string())
     );
     vec![
         format!(
             "SELECT GROUP_CONCAT(c.lane ORDER BY c.lane), COALESCE({work}, 'DO 0') INTO @tramline_lanes, @tramline_work FROM ({}) c",
-            candidates_sql(claim, backfills)
+            candidates_sql(claim, backfills, unless)
         ),
-        "SELECT @tramline_lanes".to_owned(),
+        format!("SELECT @tramline_lanes, {}", suspects_wait(claim)),
         lock_numbered_sql(id, &numbered_by("@tramline_lanes"), "FOR UPDATE SKIP LOCKED"),
         "PREPARE tramline_work FROM @tramline_work".to_owned(),
         "EXECUTE tramline_work".to_owned(),
@@ -58,33 +60,36 @@ pub(super) fn look_sql(claim: &Claim, backfills: &HashMap<TopicId, ChunkId>) -> 
     ]
 }
 
-/// What [`look_sql`] gave.
+/// What a look gave.
 pub(super) struct Seen {
     pub(super) chosen: Vec<LaneId>,
     /// Those of them that are locked now.
     pub(super) views: BTreeMap<LaneId, LaneView>,
     /// The first page of what they have to offer.
     pub(super) work: Vec<Slice>,
+    /// There are suspects in lanes that were not chosen, or may be.
+    pub(super) suspects_wait: bool,
 }
 
 impl Seen {
+    /// Reads what [`look_sql`] gave.
     pub(super) fn read(sets: &[Rows]) -> Result<Seen> {
-        let [_, chosen, locked, _, work, _] = sets else {
-            return Err(Error::unavailable(
-                "the server gave fewer answers than it was asked for",
-                "try again",
-            ));
-        };
-        let chosen = chosen.first().map_or(Ok(None), |row| row.maybe_text(0))?.unwrap_or_default();
+        let [_, chosen, locked, _, work, _] = sets else { return Err(too_few()) };
+        let first = chosen.first().ok_or_else(too_few)?;
+        let chosen = first.maybe_text(0)?.unwrap_or_default();
         let chosen = chosen.split(',').filter_map(|lane| lane.parse().ok()).map(LaneId).collect();
-        Ok(Seen { chosen, views: views(locked)?, work: slices(work)? })
+        Ok(Seen { chosen, views: views(locked)?, work: slices(work)?, suspects_wait: first.flag(1)? })
     }
+}
+
+pub(super) fn too_few() -> Error {
+    Error::unavailable("the server gave fewer answers than it was asked for", "try again")
 }
 
 /// Slices of one state in lanes, in their order. Part of a statement; there may be something else than numbers.
 ///
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`.
-fn range_sql(
+pub(super) fn range_sql(
     SubscriptionId(id): SubscriptionId,
     state: State,
     lanes: &str,
@@ -98,58 +103,114 @@ fn range_sql(
     )
 }
 
+/// The suspects of lanes, of each only those of the first chunk that has any: there may be thousands. Part of a statement like
+/// [`range_sql`].
+///
+/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`; the position of a suspect in a lane is its chunk.
+pub(super) fn first_suspects_sql(SubscriptionId(id): SubscriptionId, lanes: &str) -> String {
+    format!(
+        "(SELECT {SLICE} FROM (SELECT s.lane, MIN(s.pos) AS pos FROM tramline_slice s FORCE INDEX (tramline_slice_claim) \
+         WHERE s.subscription = {id} AND s.state = {suspect} AND s.lane IN ({lanes}) AND s.`rank` = 0 GROUP BY s.lane) f \
+         STRAIGHT_JOIN tramline_slice s FORCE INDEX (tramline_slice_claim) ON s.subscription = {id} \
+         AND s.state = {suspect} AND s.lane = f.lane AND s.`rank` = 0 AND s.pos = f.pos)",
+        suspect = State::Suspect as i16
+    )
+}
+
 /// Of waiting slices.
-const IS_DUE: &str = " AND s.pos <= @tramline_now";
+pub(super) const IS_DUE: &str = " AND s.pos <= @tramline_now";
+
+/// Conditions on a lane, as SQL.
+pub(super) struct Lanes {
+    id: SubscriptionId,
+    /// The name of the lane's row.
+    row: &'static str,
+    /// It belongs to the subscription, to the worker's share, and nothing keeps the worker from taking from it.
+    pub(super) open: String,
+    /// The lease on it has ended, or its owner, who asks, knows nothing of it.
+    pub(super) lapsed: String,
+    /// Which come first: the worker's own, and of those another one every time.
+    pub(super) order: String,
+}
+
+impl Lanes {
+    pub(super) fn of(claim: &Claim, row: &'static str) -> Lanes {
+        let (id, owner) = (claim.subscription, claim.owner.0);
+        let own = format!("({row}.lane & 4095) % {} = {}", claim.share.of.max(1), claim.share.index);
+        let share = if claim.share.help { String::new() } else { format!(" AND {own}") };
+        let held = |closed: &dyn Fn(&Held) -> bool| match &claim.known {
+            Known::All => pairs(("l.lane", "l.epoch"), []),
+            Known::Only(held) => {
+                let held = held.iter().filter(|held| closed(held)).map(|held| (held.lane.0, held.epoch));
+                pairs(("l.lane", "l.epoch"), held)
+            }
+        };
+        let forgotten = match &claim.known {
+            Known::All => "FALSE".to_owned(),
+            Known::Only(_) => format!("l.owner = {owner} AND NOT {}", held(&|_| true)),
+        };
+        let closed = held(&|held| held.closed);
+        Lanes {
+            id,
+            row,
+            open: format!(
+                "l.subscription = {} AND l.halted_until <= @tramline_now AND (l.owner = 0 OR l.until <= @tramline_now \
+                 OR l.owner = {owner} AND (l.lane <> 1 OR {forgotten})){share} AND NOT (l.owner = {owner} AND {closed})",
+                id.0
+            ),
+            lapsed: format!("(l.owner <> 0 AND l.until <= @tramline_now OR {forgotten})"),
+            order: format!("{own} DESC, ({row}.lane + @tramline_now) % 4093"),
+        }
+    }
+
+    /// The position of the first slice of a state in the lane, or NULL.
+    ///
+    /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, one probe. Not MIN, for which all would be read.
+    pub(super) fn first(&self, state: State, more: &str) -> String {
+        format!(
+            "(SELECT s.pos FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {} \
+             AND s.state = {} AND s.lane = {}.lane AND s.`rank` = 0{more} ORDER BY s.pos LIMIT 1)",
+            self.id.0, state as i16, self.row
+        )
+    }
+}
 
 /// Open lanes with something to do. Nothing is locked, so that lanes beyond those that are wanted stay free; what is found is read
-/// again once it is locked. Those with suspects, or about to have some, come first if a suspect is wanted, then the worker's own, and
-/// of those another one every time.
+/// again once it is locked. Of a lane with suspects only what comes before these may be taken: one that has nothing of the kind is left
+/// to those who take a suspect.
 ///
-/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, three probes per lane.
-fn candidates_sql(claim: &Claim, backfills: &HashMap<TopicId, ChunkId>) -> String {
-    let (SubscriptionId(id), owner) = (claim.subscription, claim.owner.0);
-    let has = |state: State, more: &str| {
-        format!(
-            "EXISTS (SELECT 1 FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {id} \
-             AND s.state = {} AND s.lane = l.lane{more})",
-            state as i16
-        )
-    };
-    let own = format!("(l.lane & 4095) % {} = {}", claim.share.of.max(1), claim.share.index);
-    let share = if claim.share.help { String::new() } else { format!(" AND {own}") };
-    let held = |closed: &dyn Fn(&Held) -> bool| match &claim.known {
-        Known::All => pairs(("l.lane", "l.epoch"), []),
-        Known::Only(held) => {
-            let held = held.iter().filter(|held| closed(held)).map(|held| (held.lane.0, held.epoch));
-            pairs(("l.lane", "l.epoch"), held)
-        }
-    };
-    let forgotten = match &claim.known {
-        Known::All => "FALSE".to_owned(),
-        Known::Only(_) => format!("l.owner = {owner} AND NOT {}", held(&|_| true)),
-    };
-    let closed = held(&|held| held.closed);
+/// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, a few probes per lane.
+fn candidates_sql(claim: &Claim, backfills: &HashMap<TopicId, ChunkId>, unless: Option<&str>) -> String {
     let below = match backfills.is_empty() {
         true => String::new(),
         false => format!(" AND s.pos < {}", cursor("l.lane", backfills)),
     };
-    let troubled =
-        format!("(l.owner <> 0 AND l.until <= @tramline_now OR {forgotten} OR {})", has(State::Suspect, ""));
-    let first = match claim.suspects {
-        Suspects::TakeOne => format!("{troubled} DESC, "),
-        Suspects::Leave => String::new(),
-    };
+    let lanes = Lanes::of(claim, "l");
+    let (suspect, ready) = (lanes.first(State::Suspect, ""), lanes.first(State::Ready, &below));
+    let waiting = lanes.first(State::Waiting, IS_DUE);
+    let unless = unless.map_or_else(String::new, |variable| format!(" AND {variable} IS NULL"));
     format!(
-        "SELECT l.lane FROM tramline_lane l WHERE l.subscription = {id} AND l.halted_until <= @tramline_now \
-         AND (l.owner = 0 OR l.until <= @tramline_now OR l.owner = {owner} AND (l.lane <> 1 OR {forgotten})){share} AND NOT (l.owner = {owner} AND {closed}) \
-         AND ({troubled} OR {} OR {}) ORDER BY {first}{own} DESC, (l.lane + @tramline_now) % 4093 LIMIT {LANES}",
-        has(State::Ready, &format!(" AND s.`rank` = 0{below}")),
-        has(State::Waiting, &format!(" AND s.`rank` = 0{IS_DUE}"))
+        "SELECT l.lane FROM tramline_lane l WHERE {}{unless} AND ({} OR {ready} <= COALESCE({suspect}, {NEVER}) \
+         OR {waiting} IS NOT NULL AND {suspect} IS NULL) ORDER BY {} LIMIT {LANES}",
+        lanes.open, lanes.lapsed, lanes.order
+    )
+}
+
+/// Whether an open lane has suspects, locked by somebody or not. Where there are none at all, no lane is looked at.
+fn suspects_wait(claim: &Claim) -> String {
+    let lanes = Lanes::of(claim, "l");
+    format!(
+        "EXISTS (SELECT 1 FROM tramline_slice s FORCE INDEX (tramline_slice_claim) WHERE s.subscription = {} AND s.state = {}) \
+         AND EXISTS (SELECT 1 FROM tramline_lane l WHERE {} AND {} IS NOT NULL)",
+        claim.subscription.0,
+        State::Suspect as i16,
+        lanes.open,
+        lanes.first(State::Suspect, "")
     )
 }
 
 /// The cursor of the back-fill of a lane: what is above it has to wait.
-fn cursor(lane: &str, backfills: &HashMap<TopicId, ChunkId>) -> String {
+pub(super) fn cursor(lane: &str, backfills: &HashMap<TopicId, ChunkId>) -> String {
     let cursors: Vec<String> =
         backfills.iter().map(|(topic, next)| format!(" WHEN {} THEN {}", topic.0, next.0)).collect();
     format!("CASE {lane} DIV 4096{} ELSE {} END", cursors.concat(), NEVER)
@@ -165,18 +226,16 @@ pub(super) struct Reading {
     first: bool,
     events: u64,
     bytes: i64,
-    /// Nothing is known of the suspects of lanes behind this one.
-    unknown: Option<LaneId>,
 }
 
 impl Reading {
     pub(super) fn new(lanes: impl Iterator<Item = LaneId>, taker: &Taker) -> Reading {
         let after: BTreeMap<LaneId, i64> = lanes.map(|lane| (lane, -1)).collect();
         let page = (taker.events as usize / after.len().max(1)).max(LEAST_PAGE);
-        Reading { work: BTreeMap::new(), after, page, first: true, events: 0, bytes: 0, unknown: None }
+        Reading { work: BTreeMap::new(), after, page, first: true, events: 0, bytes: 0 }
     }
 
-    /// The next page of each lane. Suspects and waiting slices are few, so those of all lanes are one range each.
+    /// The next page of each lane. First suspects and waiting slices are few, so those of all lanes are one range each.
     fn sql(&self, id: SubscriptionId, outlook: &Outlook) -> String {
         let range = |state: State, lanes: &str, more: &str, limit: usize| {
             range_sql(id, state, lanes, more, &limit.to_string())
@@ -184,7 +243,7 @@ impl Reading {
         let mut sql = Vec::new();
         if self.first {
             let lanes = list(self.after.keys().map(|lane| lane.0));
-            sql.push(range(State::Suspect, &lanes, "", TROUBLED));
+            sql.push(first_suspects_sql(id, &lanes));
             sql.push(range(State::Waiting, &lanes, IS_DUE, TROUBLED));
         }
         for (lane, after) in &self.after {
@@ -200,11 +259,13 @@ impl Reading {
     pub(super) fn read(&mut self, found: Vec<Slice>) {
         let (ready, troubled): (Vec<Slice>, Vec<Slice>) =
             found.into_iter().partition(|slice| slice.state == State::Ready);
-        let (suspects, waiting) = troubled.into_iter().partition(|slice| slice.state == State::Suspect);
-        self.read_suspects(suspects);
-        for slice in waiting {
+        for slice in troubled {
             self.count(&slice);
-            self.work.entry(slice.lane).or_default().waiting.push(slice);
+            let lane = self.work.entry(slice.lane).or_default();
+            match slice.state {
+                State::Suspect => lane.suspects.push(slice),
+                _ => lane.waiting.push(slice),
+            }
         }
         let mut ready = group(ready);
         let mut next = BTreeMap::new();
@@ -235,22 +296,6 @@ impl Reading {
         });
     }
 
-    /// Of each lane the suspects of the first chunk. If there are so many that not all could be read, nothing is known of the lanes
-    /// behind them: whatever comes before a suspect runs before it, so they are left alone.
-    fn read_suspects(&mut self, found: Vec<Slice>) {
-        if let Some(last) = found.get(TROUBLED - 1).map(|slice| slice.lane) {
-            self.unknown = Some(last);
-        }
-        for slice in found {
-            let lane = self.work.entry(slice.lane).or_default();
-            if lane.suspects.first().is_none_or(|first| first.chunk == slice.chunk) {
-                self.events += u64::from(slice.mask.count());
-                self.bytes += i64::from(slice.bytes);
-                lane.suspects.push(slice);
-            }
-        }
-    }
-
     fn count(&mut self, slice: &Slice) {
         self.events += u64::from(slice.mask.count());
         self.bytes += i64::from(slice.bytes);
@@ -268,7 +313,6 @@ impl Reading {
             let rows = session.rows(self.sql(id, outlook)).await?;
             self.read(slices(&rows)?);
         }
-        self.work.retain(|lane, _| self.unknown.is_none_or(|last| *lane <= last));
         for lane in self.work.values_mut() {
             lane.ready.sort_by_key(|slice| (slice.chunk, slice.id));
         }

@@ -6,8 +6,9 @@ use super::offer::{LANES, Reading, Seen, TROUBLED, look_sql};
 use super::rows::{apply, write_lanes};
 use super::session::{Rows, Session};
 use super::sql::Columns;
+use super::suspects;
 use crate::error::Result;
-use crate::model::id::{LaneId, SubscriptionId};
+use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::Lane;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
@@ -27,11 +28,23 @@ const ROUNDS: u32 = 8;
 
 /// What a claim asks in its first round trip, if nothing is back-filled.
 pub(super) fn first_reads(claim: &Claim) -> Vec<String> {
-    look_sql(claim, &HashMap::new())
+    reads(claim, &HashMap::new())
 }
 
-/// Takes from as many lanes as needed, the worker's own first. Gives the statement that says when something becomes due, if that
-/// matters.
+/// What it asks: for a lane with suspects if it wants one, and for work unless there is such a lane.
+fn reads(claim: &Claim, backfills: &HashMap<TopicId, ChunkId>) -> Vec<String> {
+    match claim.suspects {
+        Suspects::Leave => look_sql(claim, backfills, None),
+        Suspects::TakeOne => {
+            let mut reads = suspects::look_sql(claim, backfills);
+            reads.extend(look_sql(claim, backfills, Some(suspects::LANE_FOUND)));
+            reads
+        }
+    }
+}
+
+/// Takes a suspect if one is wanted, else from as many lanes as needed, the worker's own first. Gives the statement that says when
+/// something becomes due, if that matters.
 pub(super) async fn claim(
     session: &mut Session<'_>,
     claim: &Claim,
@@ -41,14 +54,29 @@ pub(super) async fn claim(
     taker: &mut Taker,
     raw: &mut RawClaim,
 ) -> Result<Option<String>> {
-    let sets = match outlook.backfills.is_empty() {
+    let mut sets = match outlook.backfills.is_empty() {
         true => found,
-        false => session.sets(look_sql(claim, &outlook.backfills)).await?,
+        false => session.sets(reads(claim, &outlook.backfills)).await?,
     };
+    let look = Look { claim, policy, outlook };
+    if claim.suspects == Suspects::TakeOne {
+        let work = sets.split_off(suspects::STATEMENTS.min(sets.len()));
+        let seen = suspects::read(&sets)?;
+        let is_locked = !seen.views.is_empty();
+        if look.take_lanes(session, Wanted::Suspect, seen, taker, raw).await? == Taken::Suspect {
+            return Ok(None);
+        }
+        sets = match is_locked {
+            // What was found there has to wait, or follows what has not run yet.
+            true => session.sets(look_sql(claim, &outlook.backfills, None)).await?,
+            false => work,
+        };
+    }
     let seen = Seen::read(&sets)?;
+    raw.suspects_wait |= seen.suspects_wait;
     // With so many lanes there may be others: if these had nothing, the next claim looks at those.
     let crowded = seen.chosen.len() == LANES;
-    if (Look { claim, policy, outlook }).take_lanes(session, seen, taker, raw).await? == Taken::Suspect {
+    if look.take_lanes(session, Wanted::Work, seen, taker, raw).await? == Taken::Suspect {
         return Ok(None);
     }
     if taker.is_full() {
@@ -93,12 +121,13 @@ impl Look<'_> {
     async fn take_lanes(
         &self,
         session: &mut Session<'_>,
+        wanted: Wanted,
         seen: Seen,
         taker: &mut Taker,
         raw: &mut RawClaim,
     ) -> Result<Taken> {
         let Claim { subscription, owner, known, share, .. } = self.claim;
-        let Seen { chosen, mut views, work: found } = seen;
+        let Seen { chosen, mut views, work: found, .. } = seen;
         let now = session.now;
         views.retain(|_, view| view.lane.is_open_to(*owner, known, now));
         if views.is_empty() {
@@ -118,9 +147,6 @@ impl Look<'_> {
             None
         };
         let mut taken = Taken::Rest;
-        if self.claim.suspects == Suspects::TakeOne && (self.outlook.suspects || self.outlook.expired) {
-            taken = self.take_from(session, Wanted::Suspect, &mut views, work.take(), taker, raw).await?;
-        }
         let others: Views = views.extract_if(.., |lane, _| !share.prefers(*lane)).collect();
         for mut some in [std::mem::take(&mut views), others] {
             if taken == Taken::Rest && !some.is_empty() && !taker.is_full() {
@@ -128,7 +154,7 @@ impl Look<'_> {
                     work.extract_if(.., |lane, _| some.contains_key(lane)).collect()
                 };
                 let work = work.as_mut().map(of_some);
-                taken = self.take_from(session, Wanted::Work, &mut some, work, taker, raw).await?;
+                taken = self.take_from(session, wanted, &mut some, work, taker, raw).await?;
             }
             views.append(&mut some);
         }
@@ -306,7 +332,7 @@ async fn load_what_matters(
 pub(super) fn next_due_sql(SubscriptionId(id): SubscriptionId) -> String {
     let later = |at: &str| format!("MIN(IF({at} > @tramline_now, {at}, NULL))");
     format!(
-        "SELECT NULLIF(LEAST(COALESCE({waiting}, {never}), COALESCE({halted}, {never}), COALESCE({until}, {never})), {never}), FALSE \
+        "SELECT NULLIF(LEAST(COALESCE({waiting}, {never}), COALESCE({halted}, {never}), COALESCE({until}, {never})), {never}), FALSE, NULL \
          FROM (SELECT l.owner, l.until, l.halted_until, (SELECT MIN(s.pos) FROM tramline_slice s FORCE INDEX (tramline_slice_claim) \
          WHERE s.subscription = {id} AND s.state = 3 AND s.lane = l.lane AND s.`rank` = 0) AS pos \
          FROM tramline_lane l WHERE l.subscription = {id}) t",

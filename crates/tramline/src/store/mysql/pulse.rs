@@ -47,6 +47,11 @@ impl MysqlStore {
         Ok(Beat { last, rules, catalog, chunks, inbox: ends.flag(3)? })
     }
 
+    /// True if this process has emitted the chunk lately, and so has told everybody in it.
+    pub(crate) fn has_told_of(&self, chunk: ChunkId) -> bool {
+        self.common.is_own(chunk)
+    }
+
     /// The subscriptions of topics, as of a version of the catalogue; `None` if this process does not know that one.
     pub(crate) fn concerned(&self, topics: &BTreeSet<TopicId>, version: i64) -> Option<Vec<SubscriptionId>> {
         let catalog = self.common.cache.get();

@@ -15,9 +15,16 @@ pub(super) use crate::store::tally::Ended;
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Either, MySqlConnection};
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How many of its own chunks a process remembers: about as many as it stores between two looks.
+const OWN_CHUNKS: usize = 256;
+
+/// For how long it is believed which priorities a subscription has: no longer than anybody waits who has not heard of something.
+const LATELY: Duration = Duration::from_secs(1);
 
 /// What is the same for all steps of a store.
 #[derive(Debug)]
@@ -27,6 +34,10 @@ pub(super) struct Common {
     pub(super) packet: usize,
     /// How long the server may take to answer one.
     pub(super) answer: Duration,
+    /// Whether subscriptions have slices of other priorities than the usual one, and when that was seen.
+    priorities: Mutex<HashMap<SubscriptionId, (bool, Instant)>>,
+    /// The chunks that this process stored last.
+    own: Mutex<VecDeque<ChunkId>>,
     /// The number of the next slice. It begins anywhere, so that no two processes meet, and ascends.
     slice: AtomicI64,
 }
@@ -38,8 +49,34 @@ impl Common {
             cache: CatalogCache::default(),
             packet,
             answer,
+            priorities: Mutex::default(),
+            own: Mutex::default(),
             slice: AtomicI64::new(anywhere.cast_signed()),
         }
+    }
+
+    /// Whether a subscription has slices of other priorities than the usual one; `None` if nobody has looked lately.
+    pub(super) fn has_priorities(&self, id: SubscriptionId) -> Option<bool> {
+        let priorities = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
+        priorities.get(&id).filter(|(_, seen)| seen.elapsed() < LATELY).map(|(has, _)| *has)
+    }
+
+    pub(super) fn learn_priorities(&self, id: SubscriptionId, has: bool) {
+        let mut priorities = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
+        priorities.insert(id, (has, Instant::now()));
+    }
+
+    /// This process has stored chunks, and tells so by itself.
+    pub(super) fn remember_own(&self, chunks: impl Iterator<Item = ChunkId>) {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        own.extend(chunks);
+        let old = own.len().saturating_sub(OWN_CHUNKS);
+        own.drain(..old);
+    }
+
+    /// True if this process has stored the chunk, lately.
+    pub(super) fn is_own(&self, chunk: ChunkId) -> bool {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().any(|own| *own == chunk)
     }
 
     /// A number for a new slice.
@@ -81,12 +118,11 @@ impl Begin {
 
     /// A claim: who sets a rule on the subscription waits for its end, too.
     pub(super) fn claiming(now: Option<Time>, subscription: SubscriptionId) -> Begin {
-        let mut begin = Begin::writing(now, subscription);
-        begin.locks.push(format!(
-            "SELECT id FROM tramline_gate WHERE kind = 1 AND id = {} AND side = 1 LOCK IN SHARE MODE",
+        let share = format!(
+            "SELECT id FROM tramline_gate FORCE INDEX (PRIMARY) WHERE kind = 1 AND id = {} AND side IN (0, 1) LOCK IN SHARE MODE",
             subscription.0
-        ));
-        begin
+        );
+        Begin { now, locks: vec![share], ..Begin::default() }
     }
 
     /// The statements with which the step begins. Later ones of the same packet may name the time as `@tramline_now`.

@@ -8,7 +8,7 @@ use super::{
 use crate::error::Result;
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
-use crate::model::id::{EventId, SubscriptionId, TopicId};
+use crate::model::id::{ChunkId, EventId, SubscriptionId, TopicId};
 use crate::model::rule::{AuditEntry, PatternRule};
 use crate::model::schedule::StoredSchedule;
 use crate::model::subscription::{Subscription, Topic};
@@ -17,7 +17,9 @@ use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::catalog::{Catalog, as_wanted, touched};
+use crate::store::claimed::each_alone;
 use crate::store::deleted::InTheWay;
+use crate::store::driver::closed;
 use crate::store::mend;
 use crate::store::standing::Standing;
 use crate::store::verbs::*;
@@ -138,12 +140,26 @@ impl Store for MysqlStore {
     }
 
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        self.emit_units(emit).await
+        let answers = self.emit_units(emit).await?;
+        // What is repeated may be somebody else's, of which nobody here was told.
+        let own = answers.iter().flatten().filter(|emission| !emission.repeated);
+        let events = own.flat_map(|emission| &emission.events);
+        let chunks: BTreeSet<ChunkId> = events.map(|event| event.id.chunk()).collect();
+        self.common.remember_own(chunks.into_iter());
+        Ok(answers)
     }
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         let (raw, catalog) = self.claim_raw(&claim).await?;
         raw.decode(&catalog)
+    }
+
+    fn claims_together(&self, _: SubscriptionId) -> bool {
+        false
+    }
+
+    async fn claim_together(&self, claims: Vec<Claim>) -> Result<Vec<Result<Option<Claimed>>>> {
+        Ok(each_alone(&claims))
     }
 
     fn stand(&self, _: Claim) -> Option<Standing> {
@@ -516,7 +532,7 @@ impl Store for MysqlStore {
 
     async fn close(&self) {
         self.spares.close();
-        self.pool.close().await;
-        self.own.close().await;
+        closed(self.common.answer, self.pool.close()).await;
+        closed(self.common.answer, self.own.close()).await;
     }
 }

@@ -7,7 +7,10 @@ use super::rows::{chunk_at, claimed_slice};
 use super::session::{Begin, POOLED};
 use super::step::{Tries, step};
 use crate::error::Result;
-use crate::model::subscription::Policy;
+use crate::model::chunk::ChunkRow;
+use crate::model::event::StoredEvent;
+use crate::model::id::{ChunkId, SubscriptionId};
+use crate::model::subscription::{Policy, Subscription};
 use crate::model::time::Time;
 use crate::plan::claim::Taker;
 use crate::store::catalog::Catalog;
@@ -16,6 +19,7 @@ use crate::store::driver::asked;
 use crate::store::verbs::{Claim, Claimed};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
+use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -41,7 +45,8 @@ impl PostgresStore {
                 if let Some(raw) = self.glance(&claim, policy, known.version).await? {
                     return raw.decode(&known);
                 }
-                self.claim_due(&claim, policy, known.version).await?
+                let due = self.claim_due(std::slice::from_ref(&claim), policy, known.version).await?.pop();
+                due.unwrap_or(Due::Undecided)
             }
             (_, Way::Call) => Due::Undecided,
             (_, Way::All) => {
@@ -54,13 +59,56 @@ impl PostgresStore {
                 return raw.decode(&catalog);
             }
         };
+        self.claim_rest(claim, due, &known, began).await
+    }
+
+    /// Whether claims of a subscription can be made in one call.
+    pub(super) fn may_claim_together(&self, id: SubscriptionId) -> bool {
+        let known = self.cache.get();
+        let is_plain = |it: &Subscription| is_plain(&it.policy);
+        known.require_subscription(id).is_ok_and(is_plain) && self.floors.way(id, Instant::now()) == Way::Call
+    }
+
+    /// Several claims in one call, as far as that will do for them. The steps of one that needs more would hold up all others, whose leases
+    /// have begun.
+    pub(super) async fn claim_all(&self, claims: &[Claim]) -> Result<Vec<Result<Option<Claimed>>>> {
+        let (known, began) = (self.cache.get(), Instant::now());
+        let Some(last) = claims.last().filter(|last| self.may_claim_together(last.subscription)) else {
+            return Ok(claims.iter().map(|_| Ok(None)).collect());
+        };
+        let policy = &known.require_subscription(last.subscription)?.policy;
+        let dues = self.claim_due(claims, policy, known.version).await?;
+        if let Some(Due::All { raw, .. }) = dues.last() {
+            self.looked(last, raw, began);
+        }
+        let mut shared = HashMap::new();
+        let answers = dues.into_iter().map(|due| {
+            let raw = match due {
+                Due::Undecided => return Ok(None),
+                Due::Some(raw) if raw.slices.is_empty() => return Ok(None),
+                Due::Some(raw) => RawClaim { next_due: Some(raw.now), ..raw },
+                Due::All { raw, .. } => raw,
+            };
+            decode_next(raw, &mut shared, &known).map(Some)
+        });
+        Ok(answers.collect())
+    }
+
+    /// What a claim in one call left to do.
+    async fn claim_rest(
+        &self,
+        claim: Claim,
+        due: Due,
+        known: &Arc<Catalog>,
+        began: Instant,
+    ) -> Result<Claimed> {
         let (first, rest) = match due {
             Due::All { raw, empty } => {
                 self.looked(&claim, &raw, began);
                 if empty {
                     self.glances.looked(claim.subscription, began, known.version, &raw);
                 }
-                return raw.decode(&known);
+                return raw.decode(known);
             }
             Due::Undecided => (None, claim),
             Due::Some(raw) => {
@@ -73,28 +121,29 @@ impl PostgresStore {
             (Some(first), Ok((raw, catalog))) => first.and(raw).decode(&catalog),
             (Some(first), Err(error)) if first.slices.is_empty() => Err(error),
             // What was taken is taken; the next claim meets the error again.
-            (Some(first), Err(_)) => first.decode(&known),
+            (Some(first), Err(_)) => first.decode(known),
         }
     }
 
-    /// What most claims come to, in one round trip; see `migrations/0003_claim.sql`.
-    async fn claim_due(&self, claim: &Claim, policy: &Policy, version: i64) -> Result<Due> {
-        let plain = policy.limits.is_none() && !policy.is_ordered() && !policy.compact;
-        if !plain || claim.single || claim.max_events == 0 {
-            return Ok(Due::Undecided);
-        }
-        let taker = Taker::new(claim, policy, Time(0));
+    /// What most claims come to, in one round trip; see `migrations/0003_claim.sql`. They are of one subscription and for the same time.
+    async fn claim_due(&self, claims: &[Claim], policy: &Policy, version: i64) -> Result<Vec<Due>> {
+        let may = claims.iter().all(|claim| !claim.single && claim.max_events > 0);
+        let takers: Vec<Taker> = claims.iter().map(|claim| Taker::new(claim, policy, Time(0))).collect();
+        let (Some(claim), Some(taker), true) = (claims.first(), takers.first(), may && is_plain(policy))
+        else {
+            return Ok(claims.iter().map(|_| Due::Undecided).collect());
+        };
         let sql = "SELECT * FROM tramline_claim_due($1, $2, $3, $4, $5, $6, $7, $8)";
         let query = self
             .texts
             .query(sql)
             .bind(version)
             .bind(claim.subscription.0)
-            .bind(claim.owner.0)
+            .bind(takers.iter().map(|taker| taker.owner.0).collect::<Vec<i64>>())
             .bind(claim.now.map(|now| now.0))
             .bind(taker.until.0)
             .bind(taker.state() as i16)
-            .bind(i64::from(taker.events))
+            .bind(takers.iter().map(|taker| i64::from(taker.events)).collect::<Vec<i64>>())
             .bind(taker.bytes);
         let rows = if self.texts.pooled {
             let mut tx = self.begin().await?;
@@ -108,7 +157,7 @@ impl PostgresStore {
             conn.keep();
             rows
         };
-        read_due(&rows, &taker)
+        read_due(&rows, &takers)
     }
 
     /// Step by step; without order, and if a floor is given, only what became due after it.
@@ -151,27 +200,56 @@ enum Due {
     Some(RawClaim),
 }
 
-/// The slices, and the last row with the claim itself.
-fn read_due(rows: &[PgRow], taker: &Taker) -> Result<Due> {
-    let Some((last, rows)) = rows.split_last() else { return Ok(Due::Undecided) };
-    let Some(now) = last.try_get::<Option<i64>, _>(AT)? else { return Ok(Due::Undecided) };
-    let mut raw = RawClaim { now: Time(now), until: Time(now + taker.until.0), ..RawClaim::default() };
-    let (mut taken, mut weight) = (0, 0);
-    for row in rows {
-        let slice = claimed_slice(row)?;
-        taken += slice.mask.count();
-        weight += i64::from(slice.bytes);
-        raw.chunks.insert(slice.chunk, chunk_at(row, CHUNK)?);
-        raw.slices.push(slice);
+/// Whether there is nothing to look after but what is due and when.
+fn is_plain(policy: &Policy) -> bool {
+    policy.limits.is_none() && !policy.is_ordered() && !policy.compact
+}
+
+/// Decodes one of several claims. `shared`: the chunk of which the one before took a part, and the next one may take another.
+fn decode_next(
+    mut raw: RawClaim,
+    shared: &mut HashMap<ChunkId, Arc<[StoredEvent]>>,
+    catalog: &Catalog,
+) -> Result<Claimed> {
+    raw.decoded = std::mem::take(shared);
+    raw.decode_chunks(catalog)?;
+    let last = raw.slices.last().and_then(|slice| raw.decoded.get_key_value(&slice.chunk));
+    shared.extend(last.map(|(chunk, events)| (*chunk, events.clone())));
+    raw.decode(catalog)
+}
+
+/// The slices of each owner, and the last row with the claim itself. Of parts of one slice only the first brings its chunk.
+fn read_due(rows: &[PgRow], takers: &[Taker]) -> Result<Vec<Due>> {
+    let undecided = || Ok(takers.iter().map(|_| Due::Undecided).collect());
+    let Some((last, rows)) = rows.split_last() else { return undecided() };
+    let Some(now) = last.try_get::<Option<i64>, _>(AT)? else { return undecided() };
+    let mut slices =
+        rows.iter().map(claimed_slice).collect::<Result<Vec<_>>>()?.into_iter().zip(rows).peekable();
+    let mut dues = Vec::with_capacity(takers.len());
+    let mut chunk: Option<ChunkRow> = None;
+    for taker in takers {
+        let mut raw = RawClaim { now: Time(now), until: Time(now + taker.until.0), ..RawClaim::default() };
+        let (mut taken, mut weight) = (0, 0);
+        while let Some((slice, row)) = slices.next_if(|(slice, _)| slice.owner == taker.owner) {
+            taken += slice.mask.count();
+            weight += i64::from(slice.bytes);
+            let is_known = chunk.as_ref().is_some_and(|known| known.chunk == slice.chunk);
+            if !is_known {
+                chunk = Some(chunk_at(row, CHUNK)?);
+            }
+            raw.chunks.extend(chunk.clone().map(|chunk| (slice.chunk, chunk)));
+            raw.slices.push(slice);
+        }
+        dues.push(if taken == taker.events || weight >= taker.bytes {
+            Due::All { raw, empty: false }
+        } else if last.try_get::<Option<bool>, _>(AT + 2)? == Some(true) {
+            Due::Some(raw)
+        } else {
+            let next = last.try_get::<Option<i64>, _>(AT + 1)?.map(Time);
+            let own = (taken > 0).then_some(raw.until);
+            raw.next_due = [next, own].into_iter().flatten().min();
+            Due::All { raw, empty: last.try_get(AT + 3)? }
+        });
     }
-    if taken == taker.events || weight >= taker.bytes {
-        return Ok(Due::All { raw, empty: false });
-    }
-    if last.try_get::<Option<bool>, _>(AT + 2)? == Some(true) {
-        return Ok(Due::Some(raw));
-    }
-    let next = last.try_get::<Option<i64>, _>(AT + 1)?.map(Time);
-    let own = (taken > 0).then_some(raw.until);
-    raw.next_due = [next, own].into_iter().flatten().min();
-    Ok(Due::All { raw, empty: last.try_get(AT + 3)? })
+    Ok(dues)
 }

@@ -2,7 +2,7 @@
 
 use super::PostgresStore;
 use super::session::{Begin, CatalogCache, POOLED, Planner, Session};
-use super::step::{Tries, lost_against_another};
+use super::step::{Tries, lost_against_another, was_cancelled};
 use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
 use crate::model::id::ChunkId;
@@ -104,9 +104,10 @@ impl PostgresStore {
             let catalog = self.catalog(&mut conn).await?;
             let Some(plan) = self.plan(units, &catalog) else { continue };
             let lone = !self.texts.pooled && units.len() == 1 && Plain::of(&plan).is_some();
-            let told = if lone { emitting.hint(plan.wake(0)) } else { None };
+            let mut told = if lone { emitting.hint(plan.wake(0)) } else { None };
             let hint = told.as_ref().map(|(_, hint)| hint.clone());
             let with = With { version: Some(catalog.version), now, wait: Some(wait), hint };
+            let before = self.speech.newest();
             let stored = if self.texts.pooled {
                 let mut tx = sqlx::Connection::begin(&mut *conn).await?;
                 asked(self.answer, self.texts.query(POOLED).execute(&mut *tx)).await?;
@@ -114,7 +115,12 @@ impl PostgresStore {
                 tx.commit().await?;
                 stored
             } else {
-                self.store(&mut conn, &plan, with).await?
+                match self.store(&mut conn, &plan, with).await {
+                    Err(error) if told.take().is_some() => {
+                        Some(self.stored_untold(&mut conn, before, error).await?)
+                    }
+                    stored => stored?,
+                }
             };
             conn.keep();
             if let Some(numbers) = stored {
@@ -239,6 +245,7 @@ impl PostgresStore {
             return Ok(None);
         }
         let chunks: Vec<i64> = row.try_get::<Option<Vec<i64>>, _>(1)?.unwrap_or_default();
+        self.speech.drew(chunks.iter().copied().max().unwrap_or_default());
         Ok(Some(Stored { chunks: chunks.into_iter().map(ChunkId).collect(), heads: row.try_get(2)? }))
     }
 
@@ -279,8 +286,26 @@ impl PostgresStore {
         };
         let row = asked(self.answer, query.fetch_one(conn)).await?;
         let Some(chunk) = row.try_get::<Option<i64>, _>(1)? else { return Ok(None) };
+        self.speech.drew(chunk);
         let heads = row.try_get::<Option<i64>, _>(2)?.into_iter().collect();
         Ok(Some(Stored { chunks: vec![ChunkId(chunk)], heads }))
+    }
+
+    /// What became of an emit that failed, and was to tell after its commit: a cancel that comes during that ends the telling, and what
+    /// is stored would be an error. `before`: the newest number that this process knew before it. Whatever else was drawn by this
+    /// connection is not newer, so that a newer one which is there is this emit's.
+    async fn stored_untold(&self, conn: &mut PgConnection, before: i64, error: Error) -> Result<Stored> {
+        if !was_cancelled(&error) {
+            return Err(error);
+        }
+        let sql = "SELECT c.chunk, c.prevs[1] FROM tramline_chunk c \
+                   WHERE c.chunk = currval('tramline_chunk_number') AND c.chunk > $1";
+        let query = self.texts.query(sql).bind(before);
+        let Ok(Some(row)) = asked(self.answer, query.fetch_optional(conn)).await else { return Err(error) };
+        let chunk: i64 = row.try_get(0)?;
+        self.speech.drew(chunk);
+        let heads = row.try_get::<Option<i64>, _>(1)?.into_iter().collect();
+        Ok(Stored { chunks: vec![ChunkId(chunk)], heads })
     }
 }
 

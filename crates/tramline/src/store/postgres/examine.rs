@@ -81,7 +81,9 @@ pub struct TableFigures {
     pub is_neglected: bool,
 }
 
-const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', \
+/// Whether commits wait for the disk is for the URL to say: the default of a role, a database or the server does not reach the store
+/// (`session.rs`).
+const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE (name <> 'synchronous_commit' OR source = 'client') AND name IN ('fsync', 'full_page_writes', 'synchronous_commit', \
     'autovacuum', 'track_counts', 'max_connections', 'superuser_reserved_connections', 'default_transaction_isolation', \
     'default_transaction_read_only', 'data_directory', 'port')";
 

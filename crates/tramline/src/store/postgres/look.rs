@@ -16,7 +16,7 @@ use crate::model::time::Time;
 use crate::plan::mend::{find, predecessor};
 use crate::store::chain::Walk;
 use crate::store::letters::{Buried, rows_of};
-use crate::store::proven::Proven;
+use crate::store::proven::{Proven, ProvenOn};
 use crate::store::rows::StepRows;
 use crate::store::verbs::{
     DeadPage, Delivery, EventView, Head, ListDead, LogPage, Page, ParkedKey, ReadLog, Stats, Trace, Traced,
@@ -161,7 +161,8 @@ pub(super) async fn head(session: &mut Session<'_>, topic: &str, key: &str) -> R
 const LOG_STEP: i64 = 64;
 
 /// Reads up to the last chunk below which nothing is still being written.
-pub(super) async fn read_log(known: &Proven, session: &mut Session<'_>, read: &ReadLog) -> Result<LogPage> {
+pub(super) async fn read_log(known: &ProvenOn, session: &mut Session<'_>, read: &ReadLog) -> Result<LogPage> {
+    let known = &*known.server(session.server);
     let topic = session.catalog.require_topic(&read.topic)?.clone();
     let mut proven = known.get(topic.id);
     let mut page = LogPage { events: Vec::new(), next: read.after };
@@ -199,7 +200,8 @@ pub(super) async fn read_log(known: &Proven, session: &mut Session<'_>, read: &R
 const ENDS: u32 = 64;
 
 /// Reads nothing, so that a reader who begins at the end gets all that is still being written.
-pub(super) async fn log_end(known: &Proven, session: &mut Session<'_>, topic: &str) -> Result<EventId> {
+pub(super) async fn log_end(known: &ProvenOn, session: &mut Session<'_>, topic: &str) -> Result<EventId> {
+    let known = &*known.server(session.server);
     let topic = session.catalog.require_topic(topic)?.id;
     for _ in 0..ENDS {
         if let Some(last) = prove_now(known, session, topic).await? {

@@ -73,7 +73,7 @@ pub(super) async fn prove(session: &mut Session<'_>, id: SubscriptionId) -> Resu
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Proven {
     pub(super) chunk: ChunkId,
-    /// When the server started of which this is true. One that takes over may have lost numbers, and draw them again.
+    /// The server of which this is true ([`Session::server`]).
     pub(super) server: i64,
 }
 
@@ -179,10 +179,9 @@ impl Proof {
 async fn look(session: &mut Session<'_>, id: SubscriptionId) -> Result<Option<Seen>> {
     // Not as a table: its row is changed in place, and has a number 32 higher for a moment.
     let sql = "SELECT coalesce(pg_sequence_last_value('tramline_chunk_number'::regclass), 0), \
-               (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
                CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'local', true) END";
     let row = session.query(sql).fetch_one(&mut *session.conn).await?;
-    let (drawn, server) = (ChunkId(row.try_get(0)?), row.try_get(1)?);
+    let (drawn, server) = (ChunkId(row.try_get(0)?), session.server);
     let catalog = session.catalog.clone();
     let names = catalog.require_subscription(id)?.topics.iter();
     let topics: Vec<TopicId> = names.filter_map(|name| catalog.topic(name)).map(|topic| topic.id).collect();

@@ -58,7 +58,7 @@ use crate::model::time::{Time, millis};
 use crate::store::catalog::Catalog;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
 use crate::store::driver::{answered, asked, pinged};
-use crate::store::proven::Proven;
+use crate::store::proven::ProvenOn;
 use crate::store::retention::Round;
 use crate::store::rules::OUTLAST;
 use crate::store::spare::{Hot, Spares};
@@ -97,7 +97,7 @@ pub struct PostgresStore {
     answer: Duration,
     texts: Texts,
     cache: CatalogCache,
-    proven: Proven,
+    proven: ProvenOn,
     floors: Floors,
     proofs: Proofs,
     glances: Glances,
@@ -153,10 +153,14 @@ impl PostgresStore {
             own,
             pool: lent.connect_lazy_with(connect),
             answer: options.answer,
-            spares: Spares::new((options.max_connections / 4) as usize, STALE),
+            spares: Spares::new(
+                (options.max_connections / 4) as usize,
+                options.max_connections as usize,
+                STALE,
+            ),
             texts: Texts::new(schema, options.pooled),
             cache: CatalogCache::default(),
-            proven: Proven::default(),
+            proven: ProvenOn::default(),
             floors: Floors::default(),
             proofs: Proofs::default(),
             glances: Glances::default(),

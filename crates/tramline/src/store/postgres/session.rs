@@ -155,6 +155,8 @@ pub(super) struct Session<'c> {
     pub(super) conn: &'c mut PgConnection,
     pub(super) texts: &'c Texts,
     pub(super) now: Time,
+    /// When the server started. One that takes over may have lost what another one showed, and draw its numbers again.
+    pub(super) server: i64,
     pub(super) catalog: Arc<Catalog>,
     /// After which time a claim looks for what is due.
     pub(super) floor: Time,
@@ -181,7 +183,8 @@ impl<'c> Session<'c> {
         let sql = "SELECT coalesce($1, tramline_now()), (SELECT value FROM tramline_meta WHERE name = 'catalog'), \
                    CASE WHEN $3 THEN set_config('synchronous_commit', 'off', true) END, \
                    pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, $2::int), \
-                   pg_advisory_xact_lock_shared('tramline_rule'::regclass::oid::int, CASE WHEN $4 THEN $2::int END)";
+                   pg_advisory_xact_lock_shared('tramline_rule'::regclass::oid::int, CASE WHEN $4 THEN $2::int END), \
+                   (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
         if begin.foreign {
             texts.query(BY_INDEX).execute(&mut *conn).await?;
         } else if texts.pooled {
@@ -197,6 +200,7 @@ impl<'c> Session<'c> {
             .await?;
         let now = Time(row.try_get(0)?);
         let version: i64 = row.try_get(1)?;
+        let server = row.try_get(5)?;
         let mut catalog = cache.get();
         if catalog.version != version {
             catalog = Arc::new(catalog::load(conn, texts).await?);
@@ -207,6 +211,7 @@ impl<'c> Session<'c> {
             conn,
             texts,
             now,
+            server,
             catalog,
             floor,
             lows: HashMap::new(),

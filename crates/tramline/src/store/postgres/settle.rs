@@ -86,7 +86,7 @@ impl PostgresStore {
         let query = bind_done(self.texts.query(ALONE), settle, &wanted);
         let rows = asked(self.answer, query.fetch_all(&mut *conn)).await?;
         conn.keep();
-        Ok(gone(settle, &wanted, &rows)?.into_keys().collect())
+        Ok(gone(&wanted, &rows)?.into_keys().collect())
     }
 }
 
@@ -160,7 +160,7 @@ async fn delete_done(
         }
     }
     session.end(ended.into_iter());
-    gone(settle, &wanted, &rows)
+    gone(&wanted, &rows)
 }
 
 /// Uses the primary key `(chunk, id)`; the sums keep the server from thinking of `tramline_slice_claim` instead.
@@ -168,11 +168,11 @@ macro_rules! delete_done {
     ($and:literal) => {
         concat!(
             "DELETE FROM tramline_slice s USING unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
-             $6::bigint[], $7::bigint[]) AS u(chunk, id, lane, epoch, owner, mask) \
+             $6::bigint[], $7::bigint[]) WITH ORDINALITY AS u(chunk, id, lane, epoch, owner, mask, place) \
              WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane \
              AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state + 0 IN (1, 7)",
             $and,
-            " RETURNING s.chunk, s.id, s.lane, s.tallied, s.mask"
+            " RETURNING s.chunk, u.place, s.lane, s.tallied, s.mask"
         )
     };
 }
@@ -203,14 +203,14 @@ fn bind_done(query: Query, settle: &Settle, wanted: &[usize]) -> Query {
     bind_leases(query.bind(settle.subscription.0), leases).bind(masks)
 }
 
-/// The results whose rows were deleted, and their lanes. Of two equal results the first one counts; the other finds its lease gone.
-fn gone(settle: &Settle, wanted: &[usize], rows: &[PgRow]) -> Result<BTreeMap<usize, LaneId>> {
+/// The results whose rows were deleted, and their lanes. Of two equal results one counts; the other finds its lease gone. The place tells
+/// which it was: an old lease may name the same row.
+fn gone(wanted: &[usize], rows: &[PgRow]) -> Result<BTreeMap<usize, LaneId>> {
     let mut gone = BTreeMap::new();
     for row in rows {
-        let key = (ChunkId(row.try_get(0)?), SliceId(row.try_get(1)?));
-        let lane = LaneId(row.try_get(2)?);
-        let first = wanted.partition_point(|at| row_of(settle, *at) < key);
-        gone.extend(wanted.get(first).map(|at| (*at, lane)));
+        let (place, lane) = (row.try_get::<i64, _>(1)?, LaneId(row.try_get(2)?));
+        let at = usize::try_from(place - 1).ok().and_then(|place| wanted.get(place));
+        gone.extend(at.map(|at| (*at, lane)));
     }
     Ok(gone)
 }

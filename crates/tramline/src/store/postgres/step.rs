@@ -189,3 +189,8 @@ pub(super) fn lost_against_another(error: &Error) -> bool {
 pub(super) fn waited_too_long(error: &Error) -> bool {
     matches!(code(error).as_deref(), Some("55P03"))
 }
+
+/// Somebody, or a limit of the server, has ended the statement.
+pub(super) fn was_cancelled(error: &Error) -> bool {
+    matches!(code(error).as_deref(), Some("57014"))
+}

@@ -19,6 +19,7 @@ use crate::model::token::Token;
 use crate::store::Store;
 use crate::store::catalog::{Catalog, as_wanted, touched};
 use crate::store::deleted::InTheWay;
+use crate::store::driver::closed;
 use crate::store::mend;
 use crate::store::standing::Standing;
 use crate::store::verbs::*;
@@ -144,6 +145,14 @@ impl Store for PostgresStore {
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         self.claim_any(claim).await
+    }
+
+    fn claims_together(&self, subscription: SubscriptionId) -> bool {
+        self.may_claim_together(subscription)
+    }
+
+    async fn claim_together(&self, claims: Vec<Claim>) -> Result<Vec<Result<Option<Claimed>>>> {
+        self.claim_all(&claims).await
     }
 
     fn stand(&self, _: Claim) -> Option<Standing> {
@@ -492,7 +501,7 @@ impl Store for PostgresStore {
 
     async fn close(&self) {
         self.spares.close();
-        self.pool.close().await;
-        self.own.close().await;
+        closed(self.answer, self.pool.close()).await;
+        closed(self.answer, self.own.close()).await;
     }
 }

@@ -5,17 +5,28 @@
 use crate::model::id::SubscriptionId;
 use crate::wake::relay::Voice;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 #[derive(Debug, Default)]
 pub(super) struct Speech {
     voice: OnceLock<Voice>,
     emits: AtomicUsize,
+    /// The newest chunk that this process knows to be drawn by one of its connections.
+    newest: AtomicI64,
 }
 
 impl Speech {
     pub(super) fn begin(&self, voice: Voice) {
         self.voice.set(voice).ok(); // the first one stays
+    }
+
+    pub(super) fn newest(&self) -> i64 {
+        self.newest.load(Ordering::SeqCst)
+    }
+
+    /// Told before the connection that drew the number is used again.
+    pub(super) fn drew(&self, chunk: i64) {
+        self.newest.fetch_max(chunk, Ordering::SeqCst);
     }
 
     /// An emit of this process has begun.

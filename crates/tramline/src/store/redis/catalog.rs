@@ -5,7 +5,7 @@ use super::link::{Command, text};
 use super::pack::damaged;
 use super::rows::{Logged, lanes, lanes_key, logged, write_lane};
 use super::rules;
-use super::session::{Session, key, number};
+use super::session::{Session, hget, key, number};
 use super::tuple::{Columns, Tuple};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
@@ -61,9 +61,9 @@ pub(super) fn version_of(stored: Option<&Value>) -> i64 {
     stored.and_then(text).and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// What the catalogue is made of.
+/// What the catalogue is made of, looked at loosely: the version, which is checked, says whether it is still so.
 pub(super) fn parts(name: &str) -> impl Iterator<Item = Command> {
-    ["topics", "subscriptions", "consumed"].map(|part| vec![b"HGETALL".to_vec(), key(name, part)]).into_iter()
+    ["topics", "subscriptions", "consumed"].map(|part| vec![b"hgetall".to_vec(), key(name, part)]).into_iter()
 }
 
 fn changed(session: &Session<'_>) -> Result<()> {
@@ -148,14 +148,44 @@ pub(super) fn fillings(session: &Session<'_>) -> Result<Vec<Filling>> {
     Ok(all)
 }
 
+/// What one subscription has of its topics, as far as it consumes them now. Others' are not read: every claim does this.
+fn fillings_of(session: &Session<'_>, id: SubscriptionId) -> Result<Vec<Filling>> {
+    let (table, topics) = (session.key("consumed"), consumed_topics(session, id));
+    session.expect(topics.iter().map(|topic| hget(&table, &filling_field(id, *topic))))?;
+    let mut found = Vec::with_capacity(topics.len());
+    for topic in topics {
+        if let Some(row) = session.get(&table, &filling_field(id, topic))? {
+            let (next, until) = read(&row)?;
+            found.push(Filling { subscription: id, topic, next, until });
+        }
+    }
+    Ok(found)
+}
+
+/// Says what a claim reads to know whether something is still being written into a subscription.
+pub(super) fn filling_reads(session: &Session<'_>, id: SubscriptionId) -> Vec<Command> {
+    let table = session.key("consumed");
+    consumed_topics(session, id).iter().map(|topic| hget(&table, &filling_field(id, *topic))).collect()
+}
+
+fn consumed_topics(session: &Session<'_>, id: SubscriptionId) -> Vec<TopicId> {
+    let catalog = session.catalog();
+    let Ok(subscription) = catalog.require_subscription(id) else { return Vec::new() };
+    subscription.topics.iter().filter_map(|name| Some(catalog.topic(name)?.id)).collect()
+}
+
+fn filling_field(id: SubscriptionId, topic: TopicId) -> Vec<u8> {
+    Tuple::new().with(&[id.0, topic.0]).bytes()
+}
+
 pub(super) fn write_filling(session: &Session<'_>, filling: &Filling) {
-    let field = Tuple::new().with(&[filling.subscription.0, filling.topic.0]).bytes();
+    let field = filling_field(filling.subscription, filling.topic);
     session.put(session.key("consumed"), field, written(&(filling.next, filling.until)));
 }
 
 /// True while retained events are still being written into a subscription.
 pub(super) fn is_filling(session: &Session<'_>, id: SubscriptionId) -> Result<bool> {
-    Ok(fillings(session)?.iter().any(|one| one.subscription == id && one.is_open()))
+    Ok(fillings_of(session, id)?.iter().any(Filling::is_open))
 }
 
 /// Creates the topics that do not exist yet.
@@ -305,7 +335,7 @@ fn leave_topic(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Res
     for lane in lanes(session, id)?.into_iter().filter(|lane| (first..end).contains(&lane.lane.0)) {
         session.remove(lanes_key(session, id), lane.lane.to_string());
     }
-    session.remove(session.key("consumed"), Tuple::new().with(&[id.0, topic.0]).bytes());
+    session.remove(session.key("consumed"), filling_field(id, topic));
     Ok(())
 }
 
@@ -314,7 +344,7 @@ pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<(
     let id = catalog.require_subscription_named(name)?.id;
     erase::mark(session, Deleted::Subscription(id))?;
     for filling in fillings(session)?.into_iter().filter(|one| one.subscription == id) {
-        session.remove(session.key("consumed"), Tuple::new().with(&[id.0, filling.topic.0]).bytes());
+        session.remove(session.key("consumed"), filling_field(id, filling.topic));
     }
     for table in ["lanes", "rules", "audit", "remote", "attempts", "unparking"] {
         session.forget(session.key(&format!("{table}:{id}")));
@@ -332,8 +362,6 @@ pub(super) fn backfill_cursor(
     id: SubscriptionId,
     lane: LaneId,
 ) -> Result<Option<ChunkId>> {
-    let of_lane = |one: &Filling| {
-        one.subscription == id && (lane == LaneId::WHOLE || one.topic == lane.topic()) && one.is_open()
-    };
-    Ok(fillings(session)?.into_iter().filter(of_lane).map(|one| ChunkId(one.next)).min())
+    let of_lane = |one: &Filling| (lane == LaneId::WHOLE || one.topic == lane.topic()) && one.is_open();
+    Ok(fillings_of(session, id)?.into_iter().filter(of_lane).map(|one| ChunkId(one.next)).min())
 }

@@ -1,6 +1,6 @@
 //! Claim where there is no order. Ordered subscriptions: see [`super::order`].
 
-use super::catalog::is_filling;
+use super::catalog::{filling_reads, is_filling};
 use super::compact::compact;
 use super::lapsed;
 use super::limit;
@@ -113,8 +113,8 @@ fn take_all(
 
 /// Says what every claim reads first.
 fn expect(session: &Session<'_>, id: SubscriptionId, policy: &Policy) -> Result<()> {
-    let reads: Vec<Command> =
-        vec![hgetall(&rules::rules_key(session, id)), hgetall(&session.key("consumed"))];
+    let mut reads: Vec<Command> = filling_reads(session, id);
+    reads.push(hgetall(&rules::rules_key(session, id)));
     if policy.is_ordered() {
         let read = session.expect(reads);
         let lanes = session.loosely(|| session.expect([hgetall(&lanes_key(session, id))]));

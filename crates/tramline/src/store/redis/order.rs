@@ -113,6 +113,12 @@ fn take_from(
         }
         // All of the lowest chunk that has any.
         let suspects = slices_with(session, id, &[State::Suspect as i64, lane.0, 0, first.pos], usize::MAX)?;
+        // The index was read a moment before the slices, and somebody took them in between. The step is refused and run again, if it
+        // ends: looking again here would find the same for ever.
+        if suspects.is_empty() {
+            raw.next_due = Some(session.now);
+            return Ok(false);
+        }
         if !session.takes_room(suspects.len()) {
             raw.next_due = Some(session.now);
             return Ok(false);

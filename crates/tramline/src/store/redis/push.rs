@@ -1,7 +1,7 @@
 //! Push: how each subscription stands, what was tried, what has gathered.
 
 use super::claim::{due, first_from};
-use super::rows::{entries, lanes, load, slices_with};
+use super::rows::{entries, expect_entries, lanes, load};
 use super::rules;
 use super::session::Session;
 use super::tuple::{Columns, Tuple};
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::model::health::Health;
 use crate::model::id::{LaneId, SubscriptionId};
 use crate::model::lane::Lane;
-use crate::model::slice::{Slice, State};
+use crate::model::slice::State;
 use crate::model::subscription::Subscription;
 use crate::model::time::Time;
 use crate::store::push::{attempt, health, sending, text};
@@ -65,51 +65,61 @@ fn write(session: &Session<'_>, id: SubscriptionId, health: &Health) {
     session.put(session.key("push"), id.to_string(), text(health).into_bytes());
 }
 
+/// All subscriptions are looked at side by side, so that a look at many is as few trips as one at one.
 pub(super) fn board(session: &Session<'_>) -> Result<Vec<PushEntry>> {
+    let known = session.all(&session.key("push"))?;
+    let catalog = session.catalog();
     let mut board = Vec::new();
-    session.all(&session.key("push"))?;
-    for subscription in session.catalog().subscriptions().iter().filter(|one| one.policy.push.is_some()) {
-        let health = standing(session, subscription.id)?;
+    session.for_each(catalog.subscriptions().iter().filter(|one| one.policy.push.is_some()), |one| {
+        let stored = known.get(one.id.to_string().as_bytes());
+        let health = health(stored.map(|text| String::from_utf8_lossy(text)).as_deref())?;
         let due = health.is_open(session.now)
-            && if subscription.policy.is_ordered() {
-                lanes_due(session, subscription.id)?
-            } else {
-                slices_due(session, subscription.id)?
+            && match one.policy.is_ordered() {
+                true => lanes_due(session, one.id)?,
+                false => slices_due(session, one.id)?,
             };
-        board.push(PushEntry { subscription: subscription.clone(), health, due, now: session.now });
-    }
+        board.push(PushEntry { subscription: one.clone(), health, due, now: session.now });
+        Ok(())
+    })?;
     Ok(board)
 }
 
-/// Ready and due, or a lease that has ended.
+/// Ready and due, or a lease that has ended: the first of each priority tells.
 fn slices_due(session: &Session<'_>, id: SubscriptionId) -> Result<bool> {
-    for state in [State::Ready, State::Leased, State::Suspect] {
-        if !due(session, id, state, session.now, 1)?.is_empty() {
-            return Ok(true);
+    let mut due = false;
+    session.for_each([State::Ready, State::Leased, State::Suspect], |state| {
+        let mut rank = 0;
+        while !due && let Some(first) = first_from(session, id, state, rank)? {
+            rank = first.rank + 1;
+            due = first.pos <= session.now.0;
         }
-    }
-    Ok(false)
+        Ok(())
+    })?;
+    Ok(due)
 }
 
-/// Waiting slices of a lane, up to a time.
-fn waiting(session: &Session<'_>, id: SubscriptionId, lane: LaneId, limit: usize) -> Result<Vec<Slice>> {
+/// Where the waiting slices of a lane are that are due.
+fn waiting_range(session: &Session<'_>, lane: LaneId) -> (Vec<u8>, Vec<u8>) {
     let columns = [State::Waiting as i64, lane.0, 0];
     let to = Tuple::new().with(&columns).with(&[session.now.0.saturating_add(1)]).bytes();
-    load(session, &entries(session, id, (Tuple::new().with(&columns).bytes(), to), limit)?)
+    (Tuple::new().with(&columns).bytes(), to)
 }
 
 /// A lane that is free and has something to give, or whose lease has ended.
 fn lanes_due(session: &Session<'_>, id: SubscriptionId) -> Result<bool> {
-    let open = |lane: &Lane| lane.halted_until <= session.now;
-    for lane in lanes(session, id)?.into_iter().filter(open) {
-        let due = match lane.owner {
-            Some(_) => lane.until <= session.now,
-            None => {
-                let ready = Tuple::new().with(&[State::Ready as i64, lane.lane.0]).all();
-                !entries(session, id, ready, 1)?.is_empty() || !waiting(session, id, lane.lane, 1)?.is_empty()
-            }
-        };
-        if due {
+    let lanes = lanes(session, id)?;
+    let open = || lanes.iter().filter(|lane| lane.halted_until <= session.now);
+    if open().any(|lane| lane.owner.is_some() && lane.until <= session.now) {
+        return Ok(true);
+    }
+    let ranges = |lane: &Lane| {
+        [Tuple::new().with(&[State::Ready as i64, lane.lane.0]).all(), waiting_range(session, lane.lane)]
+    };
+    let free = open().filter(|lane| lane.owner.is_none()).flat_map(ranges);
+    let free: Vec<(Vec<u8>, Vec<u8>)> = free.collect();
+    expect_entries(session, id, free.iter().map(|range| (range.clone(), 1)))?;
+    for range in free {
+        if !entries(session, id, range, 1)?.is_empty() {
             return Ok(true);
         }
     }
@@ -144,15 +154,19 @@ fn gather_lanes(session: &Session<'_>, gather: &Gather, gathered: &mut Gathered)
     let (id, limit) = (gather.subscription, gather.events as usize);
     let open: Vec<Lane> =
         lanes(session, id)?.into_iter().filter(|lane| lane.halted_until <= session.now).collect();
-    let mut left = limit;
-    for lane in open.iter().filter(|lane| lane.owner.is_none()) {
-        let mut found = slices_with(session, id, &[State::Ready as i64, lane.lane.0, 0], left)?;
-        found.retain(|slice| slice.due_at <= session.now);
-        found.extend(waiting(session, id, lane.lane, left)?);
-        for slice in found.into_iter().take(left) {
-            gathered.add(slice.mask.to_i64(), slice.due_at.0, slice.attempts > 0 || slice.replayed);
-            left -= 1;
+    let mut found = Vec::new();
+    session.for_each(open.iter().filter(|lane| lane.owner.is_none()), |lane| {
+        let ready = Tuple::new().with(&[State::Ready as i64, lane.lane.0, 0]).all();
+        for range in [ready, waiting_range(session, lane.lane)] {
+            found.extend(
+                entries(session, id, range, limit)?.into_iter().filter(|one| one.due_at <= session.now),
+            );
         }
+        Ok(())
+    })?;
+    found.truncate(limit);
+    for slice in load(session, &found)? {
+        gathered.add(slice.mask.to_i64(), slice.due_at.0, slice.attempts > 0 || slice.replayed);
     }
     if let Some(ended) = open.iter().find(|lane| lane.owner.is_some() && lane.until <= session.now) {
         gathered.add(0, ended.until.0, true);
@@ -166,12 +180,14 @@ fn next_due(session: &Session<'_>, subscription: &Subscription) -> Result<Option
     let mut next: Option<i64> = None;
     let mut sooner = |at: i64| next = Some(next.map_or(at, |next| next.min(at)));
     if subscription.policy.is_ordered() {
-        for lane in lanes(session, id)?.into_iter().filter(|lane| lane.owner.is_none()) {
+        let lanes = lanes(session, id)?;
+        session.for_each(lanes.iter().filter(|lane| lane.owner.is_none()), |lane| {
             let waiting = Tuple::new().with(&[State::Waiting as i64, lane.lane.0, 0]).all();
             if let Some(first) = entries(session, id, waiting, 1)?.first() {
                 sooner(first.pos.max(lane.halted_until.0));
             }
-        }
+            Ok(())
+        })?;
     } else {
         let mut rank = 0;
         while let Some(first) = first_from(session, id, State::Ready, rank)? {

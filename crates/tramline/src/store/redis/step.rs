@@ -233,7 +233,7 @@ impl RedisStore {
         seen.extend(commands.into_iter().zip(moment.replies));
         let draws = Draws::new(&self.numbers);
         let session = Session::new(&self.options.name, now, seen, Arc::default(), &draws);
-        let fresh = Arc::new(catalog::load(&session)?);
+        let fresh = Arc::new(session.loosely(|| catalog::load(&session))?);
         self.cache.set(fresh.clone());
         // The version alone says whether the rest is still so.
         seen.retain(|command, _| *command == self.catalog_version());

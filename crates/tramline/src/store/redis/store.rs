@@ -16,7 +16,7 @@ use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
-use crate::store::claimed::RawClaim;
+use crate::store::claimed::{RawClaim, each_alone};
 use crate::store::deleted::InTheWay;
 use crate::store::standing::Standing;
 use crate::store::verbs::*;
@@ -123,6 +123,14 @@ impl Store for RedisStore {
         }
         self.at_once.remember_slices(&raw.slices);
         raw.decode(&catalog)
+    }
+
+    fn claims_together(&self, _: SubscriptionId) -> bool {
+        false
+    }
+
+    async fn claim_together(&self, claims: Vec<Claim>) -> Result<Vec<Result<Option<Claimed>>>> {
+        Ok(each_alone(&claims))
     }
 
     fn stand(&self, _: Claim) -> Option<Standing> {

@@ -31,6 +31,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Copied> {
         return Err(taken(to));
     }
     let part = Part::create(to)?;
+    part.close_to_others(from)?;
     pages(&source, &part.path)?;
     let version = check(&part.path)?;
     part.finish(to, version)
@@ -108,6 +109,12 @@ impl Part {
             )),
             Err(error) => Err(failed(&path, error)),
         }
+    }
+
+    /// Whoever may not read the store may not read the copy. It is still empty.
+    fn close_to_others(&self, from: &Path) -> Result<()> {
+        let allowed = std::fs::metadata(from).map_err(|error| failed(from, error))?.permissions();
+        std::fs::set_permissions(&self.path, allowed).map_err(|error| failed(&self.path, error))
     }
 
     fn finish(self, to: &Path, version: i64) -> Result<Copied> {

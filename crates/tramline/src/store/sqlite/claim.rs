@@ -237,11 +237,7 @@ pub(super) fn due(
     now: Time,
     events: u32,
 ) -> Result<Vec<Slice>> {
-    let sql = format!(
-        "SELECT {SLICE} FROM tramline_slice \
-         WHERE subscription = ? AND state = ? AND lane = 0 AND rank = ? AND pos <= ? ORDER BY pos"
-    );
-    let mut statement = conn.prepare_cached(&sql)?;
+    let mut statement = conn.prepare_cached(&due_sql())?;
     let (mut found, mut count) = (Vec::new(), 0);
     for rank in ranks(conn, id, state)? {
         let mut rows = statement.query([id.0, state as i64, rank, now.0])?;
@@ -256,11 +252,19 @@ pub(super) fn due(
     Ok(found)
 }
 
+fn due_sql() -> String {
+    format!(
+        "SELECT {SLICE} FROM tramline_slice \
+         WHERE subscription = ? AND state = ? AND lane = 0 AND rank = ? AND pos <= ? ORDER BY pos"
+    )
+}
+
+const RANKS: &str =
+    "SELECT min(rank) FROM tramline_slice WHERE subscription = ? AND state = ? AND lane = 0 AND rank > ?";
+
 /// The priorities that slices of one state have. Hops from one to the next in the claim index: mostly there is one.
 fn ranks(conn: &Connection, id: SubscriptionId, state: State) -> Result<Vec<i64>> {
-    let sql =
-        "SELECT min(rank) FROM tramline_slice WHERE subscription = ? AND state = ? AND lane = 0 AND rank > ?";
-    let mut statement = conn.prepare_cached(sql)?;
+    let mut statement = conn.prepare_cached(RANKS)?;
     let mut ranks = Vec::new();
     loop {
         let after = ranks.last().copied().unwrap_or(-1);
@@ -272,12 +276,13 @@ fn ranks(conn: &Connection, id: SubscriptionId, state: State) -> Result<Vec<i64>
     }
 }
 
+const NEXT_DUE: &str = "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = ? AND lane = 0 \
+                        AND rank = ? AND pos > ?";
+
 /// The next time after another one at which something of these states becomes due: a delay or a lease that ends. One index look-up per
 /// state and priority.
 fn next_due(conn: &Connection, id: SubscriptionId, after: Time, states: &[State]) -> Result<Option<Time>> {
-    let sql = "SELECT min(pos) FROM tramline_slice WHERE subscription = ? AND state = ? AND lane = 0 AND rank = ? \
-               AND pos > ?";
-    let mut statement = conn.prepare_cached(sql)?;
+    let mut statement = conn.prepare_cached(NEXT_DUE)?;
     let mut next: Option<i64> = None;
     for &state in states {
         for rank in ranks(conn, id, state)? {
@@ -293,4 +298,104 @@ fn backfilling(conn: &Connection, id: SubscriptionId) -> Result<bool> {
     let sql = "SELECT EXISTS (SELECT 1 FROM tramline_subscription_topic \
                WHERE subscription = ? AND backfill_next <= backfill_until)";
     Ok(conn.prepare_cached(sql)?.query_row([id.0], |row| row.get(0))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SqliteStore;
+    use super::super::writer::Durable;
+    use super::*;
+    use crate::model::event::Event;
+    use crate::model::id::Incarnation;
+    use crate::model::lane::{Known, Share};
+    use crate::model::rule::RuleKind;
+    use crate::model::subscription::Start;
+    use crate::store::Store;
+    use crate::store::verbs::{Emit, Expected, PutSubscription, RuleEnd, SetRule};
+    use rusqlite::StatementStatus;
+    use std::time::Duration;
+
+    const NOW: Time = Time(1_893_456_000_000);
+
+    /// How far SQLite's machine has come in the statements that walk the claim index.
+    async fn steps(store: &SqliteStore) -> i64 {
+        let count = |session: &Session<'_>| {
+            let mut steps = 0;
+            for sql in [&due_sql(), RANKS, NEXT_DUE] {
+                let statement = session.conn.prepare_cached(sql)?;
+                assert_eq!(statement.get_status(StatementStatus::FullscanStep), 0, "{sql}");
+                assert_eq!(statement.get_status(StatementStatus::Sort), 0, "{sql}");
+                steps += i64::from(statement.get_status(StatementStatus::VmStep));
+            }
+            Ok(steps)
+        };
+        store.write(Durable::No, None, count).await.unwrap()
+    }
+
+    async fn emit(store: &SqliteStore, events: Vec<Event>) {
+        let emitted = store.emit(Emit { units: vec![events], now: Some(NOW) }).await.unwrap();
+        assert!(emitted.iter().all(Result::is_ok));
+    }
+
+    async fn subscribe(store: &SqliteStore, name: &str) -> SubscriptionId {
+        let put = PutSubscription {
+            name: name.into(),
+            topics: vec!["t".into()],
+            policy: Policy::default(),
+            start: Start::Now,
+            expected: Expected::Anything,
+            now: Some(NOW),
+        };
+        store.put_subscription(put).await.unwrap().id
+    }
+
+    /// What it takes to claim the only event that is due.
+    async fn cost(store: &SqliteStore, subscription: SubscriptionId) -> i64 {
+        emit(store, vec![Event::new("t", "now")]).await;
+        let before = steps(store).await;
+        let claim = Claim {
+            subscription,
+            owner: Incarnation(1),
+            max_events: 10,
+            max_bytes: 1 << 20,
+            lease: Some(Duration::from_secs(3600)),
+            suspects: Suspects::Leave,
+            share: Share::ALL,
+            known: Known::All,
+            single: false,
+            now: Some(NOW),
+        };
+        assert_eq!(store.claim(claim).await.unwrap().slices.len(), 1);
+        steps(store).await - before
+    }
+
+    /// Each at a time of its own, so that each is a row of its own.
+    fn far_future(events: std::ops::Range<u64>) -> Vec<Event> {
+        let day = Duration::from_secs(24 * 3600);
+        events.map(|n| Event::new("t", "x").delay(day + Duration::from_millis(n))).collect()
+    }
+
+    #[tokio::test]
+    async fn a_claim_does_not_pay_for_what_is_far_in_the_future_or_paused() {
+        let store = SqliteStore::in_memory().await.unwrap();
+        let (queue, paused) = (subscribe(&store, "q").await, subscribe(&store, "paused").await);
+        let pause = SetRule {
+            subscription: paused,
+            kind: RuleKind::Pause,
+            by: "ann".into(),
+            reason: "test".into(),
+            until: Some(RuleEnd::Open),
+            now: Some(NOW),
+        };
+        store.set_rule(pause).await.unwrap();
+        emit(&store, far_future(0..1)).await;
+        cost(&store, queue).await; // from now on there are leases, too
+        let few = cost(&store, queue).await;
+        assert!(few > 0, "nothing was counted");
+        for thousand in 0..60 {
+            emit(&store, far_future(thousand * 1000..thousand * 1000 + 1000)).await;
+        }
+        assert_eq!(store.stats(queue, Some(NOW)).await.unwrap().counts.delayed, 60_001);
+        assert_eq!(cost(&store, queue).await, few);
+    }
 }

@@ -14,7 +14,7 @@ use rusqlite::Connection;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -25,11 +25,39 @@ const MAX_BYTES: usize = 4 << 20;
 /// Up to so many callers are told by the thread that writes. Telling more would hold up the next group.
 const FEW: usize = 2;
 
-/// How long the writer waits for more at most.
-const PATIENCE: Duration = Duration::from_micros(500);
+/// How long the writer waits at most for those who were told to come again.
+const PATIENCE: Duration = Duration::from_millis(1);
 
 /// What an emit gives: an answer for each of its units.
 pub(super) type Answer = Result<Vec<Result<Emission>>>;
+
+/// How many callers emit at the same time, as far as the last groups tell.
+#[derive(Debug)]
+pub(super) struct Crowd {
+    count: usize,
+    told_at: Instant,
+}
+
+impl Crowd {
+    pub(super) fn nobody() -> Crowd {
+        Crowd { count: 0, told_at: Instant::now() }
+    }
+
+    /// So many were told. A crowd that gets smaller is forgotten little by little, because each group may be a half of it.
+    pub(super) fn told(&mut self, count: usize) {
+        let rest = self.count - self.count.div_ceil(8);
+        *self = Crowd { count: count.max(rest), told_at: Instant::now() };
+    }
+
+    /// How many should wait before they are written, and how long to wait for them. While a half of a crowd is written, the other half
+    /// comes: so the writer and the callers work at the same time, and groups stay large, which costs less than many small ones.
+    /// Nobody waits for few, nor for those who have been away for long.
+    fn awaited(&self, waiting: usize) -> Option<(usize, Duration)> {
+        let half = self.count / 2;
+        let rest = PATIENCE.saturating_sub(self.told_at.elapsed());
+        (half >= FEW && (1..half).contains(&waiting) && !rest.is_zero()).then_some((half, rest))
+    }
+}
 
 /// Emits that wait for the writer.
 #[derive(Debug, Default)]
@@ -79,15 +107,14 @@ impl Group {
         line.waiting.clear();
     }
 
-    /// Waits for those who were told a moment ago, as long as it took to write theirs and no longer: they are about to come again,
-    /// and one large group costs less than two small ones. Who is alone, or among few, waits for nobody.
-    pub(super) fn gather(&self, told: usize, took: Duration) {
-        let count = self.line().waiting.len();
-        if count == 0 || count >= told || told <= FEW {
-            return;
+    /// Waits for a part of the crowd, if somebody waits already.
+    pub(super) fn gather(&self, crowd: &Crowd) {
+        let Some((awaited, patience)) = crowd.awaited(self.line().waiting.len()) else { return };
+        *self.awaited() = Some((std::thread::current(), awaited));
+        // They may have come before they could know that they are waited for.
+        if self.line().waiting.len() < awaited {
+            std::thread::park_timeout(patience);
         }
-        *self.awaited() = Some((std::thread::current(), told));
-        std::thread::park_timeout(took.min(PATIENCE));
         self.awaited().take();
     }
 
@@ -286,6 +313,27 @@ mod tests {
         assert_eq!(groups(vec![emit(heavy(1)), emit(heavy(6)), emit(heavy(1))]), [1, 1, 1]);
         let many = |count| emit(vec![Event::new("t", "x"); count]);
         assert_eq!(groups(vec![many(MAX_EVENTS), many(1), many(MAX_EVENTS - 1), many(1)]), [1, 2, 1]);
+    }
+
+    #[test]
+    fn the_writer_waits_for_half_of_a_crowd_and_for_nobody_else() {
+        let mut crowd = Crowd::nobody();
+        assert_eq!(crowd.awaited(1), None, "who comes first is alone");
+        crowd.told(64);
+        crowd.told_at += Duration::from_secs(60); // as if the test took no time
+        let awaited = |crowd: &Crowd, waiting| crowd.awaited(waiting).map(|(half, _)| half);
+        assert_eq!(awaited(&crowd, 0), None, "nobody is there who would gain by it");
+        assert_eq!(
+            (awaited(&crowd, 1), awaited(&crowd, 31), awaited(&crowd, 32)),
+            (Some(32), Some(32), None)
+        );
+        crowd.told_at = Instant::now().checked_sub(PATIENCE).unwrap();
+        assert_eq!(awaited(&crowd, 1), None, "they have been away for too long");
+        for _ in 0..30 {
+            crowd.told(1);
+        }
+        crowd.told_at += Duration::from_secs(60);
+        assert_eq!(awaited(&crowd, 1), None, "the crowd has gone");
     }
 
     /// Trap 5: one emit must not fail the others of its group.

@@ -17,6 +17,7 @@ use crate::model::tally::{Added, Tally};
 use crate::model::time::Time;
 use crate::model::token::Token;
 use crate::store::Store;
+use crate::store::claimed::each_alone;
 use crate::store::deleted::InTheWay;
 use crate::store::standing::Standing;
 use crate::store::verbs::*;
@@ -114,6 +115,14 @@ impl Store for SqliteStore {
             Ok(raw)
         };
         self.read(claim_now, load).await?.decode(&catalog)
+    }
+
+    fn claims_together(&self, _: SubscriptionId) -> bool {
+        false
+    }
+
+    async fn claim_together(&self, claims: Vec<Claim>) -> Result<Vec<Result<Option<Claimed>>>> {
+        Ok(each_alone(&claims))
     }
 
     fn stand(&self, claim: Claim) -> Option<Standing> {

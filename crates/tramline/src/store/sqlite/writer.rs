@@ -1,6 +1,6 @@
 //! The one thread that writes: jobs that wait at the same moment share a transaction, and so its fsync.
 
-use super::group::{Answer as Emitted, Group, Taken};
+use super::group::{Answer as Emitted, Crowd, Group, Taken};
 use super::session::CatalogCache;
 use super::standing::{Board, Serving};
 use crate::error::{Error, Result};
@@ -144,6 +144,7 @@ impl Thread<'_> {
         let mut synced = Durable::Yes;
         let mut jobs = Vec::with_capacity(GROUP);
         let mut patience = WATCH;
+        let mut crowd = Crowd::nobody();
         while let Some(first) = next(&mut queue, emits, &mut patience) {
             jobs.extend(first.job());
             while jobs.len() < GROUP
@@ -151,12 +152,12 @@ impl Thread<'_> {
             {
                 jobs.extend(work.job());
             }
+            emits.gather(&crowd);
             let mut group = emits.take();
             let count = group.len();
             if count == 0 && jobs.is_empty() {
                 continue;
             }
-            let start = Instant::now();
             let durable = count > 0 || jobs.iter().any(|job| job.durable == Durable::Yes);
             let begun = begin(conn, if durable { Durable::Yes } else { Durable::No }, &mut synced);
             match begun.and_then(|()| group.write(conn, cache)) {
@@ -170,7 +171,9 @@ impl Thread<'_> {
                     jobs.drain(..).for_each(|job| (job.run)(Err(&error))(None));
                 }
             }
-            emits.gather(count, start.elapsed());
+            if count > 0 {
+                crowd.told(count);
+            }
         }
     }
 

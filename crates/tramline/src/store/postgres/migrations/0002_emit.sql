@@ -228,14 +228,40 @@ BEGIN
     RETURN true;
 END $$;
 
+-- A number, lowest byte first.
+CREATE FUNCTION tramline_little(number bigint) RETURNS bytea LANGUAGE sql IMMUTABLE AS
+$$ SELECT string_agg(substr(int8send(number), 9 - n, 1), '' ORDER BY n) FROM generate_series(1, 8) n $$;
+
+-- A field of tramline_event_hash: its length and itself.
+CREATE FUNCTION tramline_field(bytes bytea) RETURNS bytea LANGUAGE sql IMMUTABLE AS
+$$ SELECT tramline_little(octet_length(bytes)) || bytes $$;
+
+-- What an event is, so that another one under the same idempotency key is noticed: the same as store::idempotency, so that an emit can be
+-- repeated by either.
+CREATE FUNCTION tramline_event_hash(
+    topic text, type text, key text, content_type text, payload bytea, state bytea, headers jsonb, delay bigint, due bigint, priority int
+) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
+    SELECT sha256(
+        tramline_field(convert_to(topic, 'UTF8')) || tramline_field(convert_to(type, 'UTF8'))
+        || tramline_field(set_byte(set_byte(set_byte('\x00000000', 0, (key IS NOT NULL)::int), 1, (state IS NOT NULL)::int), 2, priority))
+        || tramline_field(convert_to(coalesce(key, ''), 'UTF8')) || tramline_field(convert_to(content_type, 'UTF8'))
+        || tramline_field(payload) || tramline_field(coalesce(state, ''))
+        || tramline_field(CASE WHEN due IS NULL THEN tramline_little(delay) ELSE convert_to('at ' || due, 'UTF8') END)
+        || tramline_field(tramline_little(count(h.name))) || coalesce(string_agg(
+            tramline_field(convert_to(h.name, 'UTF8')) || tramline_field(convert_to(h.value, 'UTF8')), '' ORDER BY h.name COLLATE "C"), ''))
+    FROM jsonb_each_text(coalesce(headers, '{}')) AS h(name, value) WHERE h.name NOT IN ('traceparent', 'tracestate')
+$$;
+
 -- Emits one event from any language, in the caller's own transaction, and gives its id. Everything that an emit does is
 -- done: the key is locked until the transaction ends, the event names its predecessor, and it is in all subscriptions of
--- its topic or nowhere. Workers are woken when the transaction commits; PostgreSQL commits transactions that notify one
+-- its topic or nowhere. An idempotency key that is known gives the id of the first event, and stores nothing. Workers are woken when the
+-- transaction commits; PostgreSQL commits transactions that notify one
 -- after the other, so where many thousand emits per second are wanted, emit through the library or over HTTP.
 CREATE FUNCTION tramline_emit(
     topic text, payload bytea, type text DEFAULT '', key text DEFAULT NULL,
     content_type text DEFAULT 'application/json', headers jsonb DEFAULT NULL,
-    delay_ms bigint DEFAULT 0, priority int DEFAULT 5
+    delay_ms bigint DEFAULT 0, priority int DEFAULT 5,
+    idempotency_key text DEFAULT NULL, state bytea DEFAULT NULL, due_at timestamptz DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 SET plan_cache_mode = force_generic_plan
@@ -246,6 +272,9 @@ DECLARE
     event_key constant text := key;
     event_priority constant bigint := priority;
     delay constant bigint := greatest(coalesce(delay_ms, 0), 0);
+    due constant bigint := floor(extract(epoch FROM due_at) * 1000)::bigint;
+    repeated_key constant text := idempotency_key;
+    event_state constant bytea := state;
     head_count constant int := (event_key IS NOT NULL)::int;
     named constant text := '^[A-Za-z0-9._:-]+(/[A-Za-z0-9._:-]+)*$';
     size constant int := octet_length(payload);
@@ -256,6 +285,8 @@ DECLARE
     subscriptions bigint[];
     lanes bigint[];
     stored record;
+    event_hash bytea;
+    known record;
 BEGIN
     IF topic_name IS NULL OR topic_name !~ named OR length(topic_name) > 200 THEN
         RAISE EXCEPTION 'tramline: % is not a valid topic name', quote_nullable(topic_name) USING ERRCODE = '22023',
@@ -282,6 +313,17 @@ BEGIN
         RAISE EXCEPTION 'tramline: headers are not an object of short texts' USING ERRCODE = '22023',
             HINT = 'pass something like {"trace": "abc"}';
     END IF;
+    IF repeated_key = '' OR octet_length(repeated_key) > 255 THEN
+        RAISE EXCEPTION 'tramline: the idempotency key is empty or too long' USING ERRCODE = '22023',
+            HINT = 'use 1 to 255 bytes, or NULL for an event that is never repeated';
+    END IF;
+    IF event_state IS NOT NULL AND (event_key IS NULL OR octet_length(event_state) > 65536) THEN
+        RAISE EXCEPTION 'tramline: a state without a key, or with more than 65536 bytes' USING ERRCODE = '22023',
+            HINT = 'set the key of the object whose state it is, and keep the state short';
+    END IF;
+    IF due IS NOT NULL AND delay > 0 THEN
+        RAISE EXCEPTION 'tramline: a delay and a due time' USING ERRCODE = '22023', HINT = 'use delay_ms or due_at';
+    END IF;
 
     LOOP
         SELECT t.id, t.lanes INTO topic_id, topic_lanes FROM tramline_topic t WHERE t.name = topic_name;
@@ -301,6 +343,24 @@ BEGIN
         EXIT WHEN EXISTS (SELECT FROM tramline_topic t WHERE t.id = topic_id);
     END LOOP;
 
+    -- After the topic and before the head, as the library does.
+    IF repeated_key IS NOT NULL THEN
+        event_hash := tramline_event_hash(topic_name, type, event_key, coalesce(nullif(content_type, ''), 'application/json'), payload,
+            event_state, headers, delay, due, priority);
+        INSERT INTO tramline_idempotency AS i (topic, key, hash, receipt, expires_at)
+        VALUES (topic_id, repeated_key, event_hash, '', tramline_now() + 86400000)
+        ON CONFLICT (topic, key) DO UPDATE SET hash = excluded.hash, receipt = '', expires_at = excluded.expires_at
+        WHERE i.expires_at <= tramline_now();
+        IF NOT FOUND THEN
+            SELECT i.hash, i.receipt INTO known FROM tramline_idempotency i WHERE i.topic = topic_id AND i.key = repeated_key;
+            IF known.hash <> event_hash THEN
+                RAISE EXCEPTION 'tramline: the idempotency key % was used for another event', quote_literal(repeated_key)
+                    USING ERRCODE = '23505', HINT = 'use a new key for a new event';
+            END IF;
+            RETURN (known.receipt::jsonb -> 0 ->> 0)::bigint;
+        END IF;
+    END IF;
+
     -- Read after the topic is locked: from here on, no subscription is added.
     SELECT coalesce(array_agg(s.id), '{}'), coalesce(array_agg(CASE s.policy::jsonb ->> 'ordering'
         WHEN 'key' THEN topic_id * 4096
@@ -316,31 +376,39 @@ BEGIN
     meta := json_build_array(json_build_array(type, event_key,
         CASE WHEN content_type = 'application/json' THEN '' ELSE coalesce(content_type, '') END,
         CASE WHEN headers = '{}' THEN NULL ELSE headers END, size,
-        CASE WHEN delay > 0 OR event_priority <> 5 THEN json_build_array(delay, 0, event_priority) END))::text;
+        CASE WHEN delay > 0 OR coalesce(due, 0) <> 0 OR event_priority <> 5
+            THEN json_build_array(delay, coalesce(due, 0), event_priority) END))::text;
     weight := size + octet_length(type) + coalesce(octet_length(event_key), 0)
         + coalesce(octet_length(headers::text), 0) + 40;
     SELECT * INTO STRICT stored FROM tramline_emit_group(
         NULL, NULL, NULL, ARRAY[topic_id],
         array_fill(topic_id, ARRAY[head_count]), array_fill(event_key, ARRAY[head_count]),
-        array_fill(64::bigint, ARRAY[head_count]), array_fill(NULL::bytea, ARRAY[head_count]),
+        array_fill(64::bigint, ARRAY[head_count]), array_fill(event_state, ARRAY[head_count]),
         ARRAY[topic_id], ARRAY[1], ARRAY[weight], ARRAY[meta], ARRAY[payload],
         ARRAY[nullif(head_count, 0)], array_fill(-1::bigint, ARRAY[head_count]), ARRAY[NULL::int], '{}',
         array_fill(1, ARRAY[cardinality(subscriptions)]), subscriptions, lanes,
         (SELECT coalesce(array_agg(CASE WHEN l.lane = 0 THEN event_priority ELSE 0 END ORDER BY l.place), '{}')
             FROM unnest(lanes) WITH ORDINALITY AS l(lane, place)),
-        array_fill(delay, ARRAY[cardinality(subscriptions)]),
-        array_fill(NULL::bigint, ARRAY[cardinality(subscriptions)]),
+        array_fill(CASE WHEN due IS NULL THEN delay END, ARRAY[cardinality(subscriptions)]),
+        array_fill(due, ARRAY[cardinality(subscriptions)]),
         array_fill(1::bigint, ARRAY[cardinality(subscriptions)]));
     -- In parts, because a notification has less than 8,000 bytes.
     PERFORM pg_notify('tramline_wake', string_agg(s.id::text, ','))
     FROM unnest(subscriptions) WITH ORDINALITY AS s(id, place) GROUP BY s.place / 350;
+    IF repeated_key IS NOT NULL THEN
+        UPDATE tramline_idempotency i
+        SET receipt = format('[[%s,%s]]', stored.chunks[1] * 64, coalesce(stored.heads[1], 0))
+        WHERE i.topic = topic_id AND i.key = repeated_key;
+    END IF;
     RETURN stored.chunks[1] * 64;
 END $$;
 
--- The same with a JSON payload.
+-- The same with a JSON payload, and state.
 CREATE FUNCTION tramline_emit(
     topic text, payload jsonb, type text DEFAULT '', key text DEFAULT NULL,
     content_type text DEFAULT 'application/json', headers jsonb DEFAULT NULL,
-    delay_ms bigint DEFAULT 0, priority int DEFAULT 5
+    delay_ms bigint DEFAULT 0, priority int DEFAULT 5,
+    idempotency_key text DEFAULT NULL, state jsonb DEFAULT NULL, due_at timestamptz DEFAULT NULL
 ) RETURNS bigint LANGUAGE sql AS
-$$ SELECT tramline_emit(topic, convert_to(payload::text, 'UTF8'), type, key, content_type, headers, delay_ms, priority) $$;
+$$ SELECT tramline_emit(topic, convert_to(payload::text, 'UTF8'), type, key, content_type, headers, delay_ms, priority,
+    idempotency_key, convert_to(state::text, 'UTF8'), due_at) $$;

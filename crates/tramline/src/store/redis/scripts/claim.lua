@@ -97,10 +97,12 @@ if not now then
     local time = redis.call('TIME')
     now = time[1] * 1000 + floor(time[2] / 1000)
 end
--- Leases that have ended, and suspects.
+-- Leases that have ended, and suspects. What is claimed below ends later than now, so it is not looked for again.
+local lapses = nil
 for _, state in ipairs({1, 7, 2}) do
     local first = earliest(state)
     if first and first <= now then return 'slow' end
+    if first and state ~= 2 then lapses = math.min(lapses or first, first) end
 end
 redis.call('EXISTS', prefix .. 'size')
 
@@ -176,10 +178,8 @@ if #gone > 0 then
     if added > 0 then redis.call('HINCRBY', prefix .. 'size', 'bytes', ARGV[10]) end
 end
 if events > 0 and bytes > 0 then
-    for _, state in ipairs({1, 7}) do
-        local first = earliest(state)
-        if first then next_due = math.min(next_due or first, first) end
-    end
+    if #gone > 0 then lapses = math.min(lapses or lease_end, lease_end) end
+    if lapses then next_due = math.min(next_due or lapses, lapses) end
     if #gone >= most then next_due = now end
     return {string.format('%.0f', now), next_due and string.format('%.0f', next_due) or false, taken, chunks}
 end
