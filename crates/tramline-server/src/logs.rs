@@ -1,6 +1,7 @@
 //! Where log lines go: to standard error, for people or as JSON. And where spans go.
 
 use crate::bench::QueryCounter;
+use crate::cli::wants_colours;
 use crate::config::LogFormat;
 use crate::traces::Tracing;
 use std::io::IsTerminal;
@@ -17,7 +18,7 @@ pub(crate) fn start(level: &str, format: LogFormat, queries: &QueryCounter, trac
         .or_else(|_| EnvFilter::try_new(format!("{QUIET},{level}")))
         .unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt::layer()
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(std::io::stderr().is_terminal() && wants_colours())
         .with_writer(std::io::stderr);
     let lines = match format {
         LogFormat::Text => lines.boxed(),

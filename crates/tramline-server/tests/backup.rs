@@ -29,6 +29,19 @@ async fn copy(node: &Node) {
     assert!(said.starts_with("copy.db: ") && said.contains(" in ") && said.ends_with("checked\n"), "{said}");
 }
 
+/// Whoever could not read the store could read every payload in a backup of it.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_copy_is_as_closed_to_others_as_the_store() {
+    use std::os::unix::fs::PermissionsExt;
+    let node = Launch::default().start();
+    emit(&node).await;
+    let mode = |file: &str| node.directory.path().join(file);
+    std::fs::set_permissions(mode("tramline.db"), PermissionsExt::from_mode(0o600)).unwrap();
+    copy(&node).await;
+    assert_eq!(std::fs::metadata(mode("copy.db")).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
 /// A node of its own on the copy.
 fn restored(node: &Node) -> Node {
     let directory = TempDir::new().unwrap();

@@ -347,6 +347,22 @@ async fn settings_of_postgres_that_lose_events_are_serious() {
     assert!(has("warning", "default_transaction_isolation is serializable"), "{settings:?}");
 }
 
+/// The store waits for the disk whatever the default is, and only the URL can ask for less; the doctor took the default for the truth.
+#[tokio::test]
+async fn a_default_that_does_not_reach_the_store_is_no_finding() {
+    let place = Place::postgres();
+    drop(tramline::store::open(place.url()).await.unwrap());
+    let role = place.url().rsplit_once("schema=").unwrap().1.to_owned();
+    let server = std::env::var("TRAMLINE_TEST_POSTGRES").unwrap();
+    let mut admin = PgConnection::connect(&server).await.unwrap();
+    let create =
+        format!("CREATE ROLE {role} SUPERUSER LOGIN; ALTER ROLE {role} SET synchronous_commit = off");
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut admin).await.unwrap();
+    let (_, findings) = doctor(&place.url().replace("//postgres@", &format!("//{role}@")));
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP ROLE {role}"))).execute(&mut admin).await.unwrap();
+    assert_eq!(of(&findings, "settings"), []);
+}
+
 #[tokio::test]
 async fn open_transactions_and_waits_of_postgres_are_seen() {
     let place = Place::postgres();

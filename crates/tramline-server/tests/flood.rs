@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 async fn healthy_requests_go_on_among_idle_and_slow_connections() {
     // Patient with all of them: what is cut off would prove nothing.
     let patient = ["--header-timeout-ms", "120000", "--body-timeout-ms", "120000"];
-    let node = Node::start(&[&["--max-connections", "18000"][..], &patient].concat());
+    let node = Node::start(&patient);
     let address = node.address.clone();
     let mut idle = Vec::with_capacity(IDLE);
     for _ in 0..IDLE {

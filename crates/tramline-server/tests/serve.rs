@@ -5,7 +5,7 @@
 mod node;
 
 use node::{Launch, Node, PATIENCE, PROGRAM, answer, refused, until};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -111,6 +111,36 @@ async fn with_a_root_token_it_serves_the_world() {
     let topics = node.http.get(node.url("/v1/topics"));
     assert_eq!(topics.try_clone().unwrap().send().await.unwrap().status(), 401);
     answer(topics.bearer_auth("a-long-root-token").send().await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_log_as_json_is_an_object_per_line_and_tells_neither_payloads_nor_tokens() {
+    let (root, wrong, payload) = ("root-token-marker", "wrong-token-marker", "payload-marker");
+    let launch = Launch::with(&["--log-format", "json"]).env("RUST_LOG", "debug");
+    let node = launch.env("TRAMLINE_ROOT_TOKEN", root).start();
+    let call = async |path: &str, token: &str, body: String| {
+        let request =
+            node.http.post(node.url(path)).bearer_auth(token).header("content-type", "application/json");
+        request.body(body).send().await.unwrap()
+    };
+    let subscribe = node.http.put(node.url("/v1/subscriptions/s")).bearer_auth(root);
+    answer(subscribe.body(json!({"topics": ["t"]}).to_string()).send().await.unwrap()).await;
+    let event = json!({"payload": payload, "key": "k", "headers": {"h": payload}});
+    answer(call("/v1/topics/t/events", root, event.to_string()).await).await;
+    assert_eq!(call("/v1/topics/t/events", wrong, event.to_string()).await.status(), 401);
+    assert_eq!(call("/v1/topics/t/events", root, format!("{{\"{payload}")).await.status(), 400);
+    let claimed = answer(call("/v1/subscriptions/s/claim", root, "{}".into()).await).await;
+    let event = &claimed["events"][0];
+    let failed = json!({"id": event["id"], "lease": event["lease"], "outcome": "dead", "error": "no"});
+    answer(call("/v1/subscriptions/s/settle", root, json!({"results": [failed]}).to_string()).await).await;
+    node.signal("-TERM");
+    let (_, log) = node.ended();
+    for line in log.lines() {
+        let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        let has = |name: &str| line[name].is_string();
+        assert!(has("timestamp") && has("level") && has("target"), "{line}");
+    }
+    assert!(log.contains("\"DEBUG\"") && !log.contains("-marker"), "{log}");
 }
 
 #[test]

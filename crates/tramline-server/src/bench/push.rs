@@ -51,8 +51,8 @@ pub(super) async fn measure(
         "push_100",
         deliver(target, &receiver, &format!("push-100-{round}"), MANY, size.events * 2).await?,
     );
-    samples.add("push_latency_p50_us", latency(target, &receiver, round, size.handovers / 4).await?);
     receiver.stop();
+    samples.add("push_latency_p50_us", latency(target, round, size.handovers / 4).await?);
     Ok(())
 }
 
@@ -126,9 +126,10 @@ async fn deliver(
     Ok(figure)
 }
 
-/// The median of single events, each emitted when the one before has arrived.
-async fn latency(target: &Target, receiver: &Receiver, round: usize, count: usize) -> Result<f64, BoxError> {
-    let node = Node::start(target).await?;
+/// The median of single events, each emitted when the one before has arrived. The receiver is a new one: what another one has still to
+/// tell would be taken for the first event, and every event for the next.
+async fn latency(target: &Target, round: usize, count: usize) -> Result<f64, BoxError> {
+    let (node, receiver) = (Node::start(target).await?, Receiver::start().await?);
     let name = format!("push-latency-{round}");
     subscribe(&node.tram, &name, Push { timeout: Duration::ZERO, ..Push::to(receiver.url("x")) }).await?;
     let mut times = Vec::with_capacity(count);
@@ -143,6 +144,7 @@ async fn latency(target: &Target, receiver: &Receiver, round: usize, count: usiz
     }
     node.tram.delete_subscription(&name).await?;
     node.stop().await?;
+    receiver.stop();
     Ok(quantile(times, 0.5))
 }
 

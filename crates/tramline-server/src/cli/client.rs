@@ -1,6 +1,7 @@
 //! A thin client of the HTTP API.
 
 use super::failure::{Again, Exit, Failure};
+use super::lenient;
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -126,10 +127,15 @@ impl Client {
     pub(crate) async fn answer<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, Failure> {
         let body = self.send(request).await?.bytes().await.map_err(|error| self.unreachable(&error))?;
         let body: &[u8] = if body.is_empty() { b"null" } else { &body };
-        serde_json::from_slice(body).map_err(|_| {
-            Failure::new(Exit::Failed, format!("{} does not answer like a Tramline server", self.origin()))
-                .remedy("check the address given with --server")
-        })
+        serde_json::from_slice(body)
+            .or_else(|_| lenient::read(body).and_then(serde_json::from_value))
+            .map_err(|_| self.no_server())
+    }
+
+    /// Something else listens at the address.
+    pub(crate) fn no_server(&self) -> Failure {
+        Failure::new(Exit::Failed, format!("{} does not answer like a Tramline server", self.origin()))
+            .remedy("check the address given with --server")
     }
 
     /// Sends a request. Answers that are no success are failures.

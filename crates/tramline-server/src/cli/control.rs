@@ -12,6 +12,7 @@ pub(crate) const PAUSE: &str = "  tramline pause emails --reason 'mail server mo
   tramline pause 'acme/**' --reason 'acme moves'";
 pub(crate) const RESUME: &str = "  tramline resume emails\n  tramline resume 'acme/**'";
 pub(crate) const RULES: &str = "  tramline rules\n  tramline rules --json | jq .pattern";
+pub(crate) const AUDIT: &str = "  tramline audit emails\n  tramline audit emails --limit 1 --json";
 pub(crate) const BLOCK: &str = "  tramline block emails --reason 'sends to the wrong people'";
 pub(crate) const UNBLOCK: &str = "  tramline unblock emails";
 
@@ -41,6 +42,24 @@ pub(crate) struct Remove {
     reason: Option<String>,
 }
 
+/// Whose record is shown.
+#[derive(clap::Args)]
+pub(crate) struct Audit {
+    /// The subscription
+    name: String,
+    /// At most this many entries, the newest
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+}
+
+const ENTRY: &[Column] = &[
+    ("AT", |entry| cell(&entry["at"])),
+    ("BY", |entry| cell(&entry["by"])),
+    ("ACTION", |entry| cell(&entry["action"])),
+    ("PATTERN", |entry| cell(&entry["pattern"])),
+    ("REASON", |entry| cell(&entry["reason"])),
+];
+
 const RULE: &[Column] = &[
     ("RULE", |rule| cell(&rule["kind"])),
     ("BY", |rule| cell(&rule["by"])),
@@ -65,6 +84,13 @@ const PATTERN_RULE: &[Column] = &[
 pub(super) async fn list(cx: Cx) -> Result<(), Failure> {
     let rules = all(&cx, &["v1", "rules"]).await?;
     cx.print.items(&rules, PATTERN_RULE)
+}
+
+/// `tramline audit`: what was done to the rules of a subscription, newest first.
+pub(super) async fn audit(cx: Cx, args: Audit) -> Result<(), Failure> {
+    let query = [("limit", args.limit.to_string())];
+    let record = cx.client.get(&["v1", "subscriptions", &args.name, "audit"], &query).await?;
+    cx.print.items(record["items"].as_array().map_or(&[], Vec::as_slice), ENTRY)
 }
 
 /// Pauses or blocks, and shows the rules that hold now.

@@ -19,6 +19,7 @@ mod drops;
 mod emit;
 mod failure;
 mod key;
+mod lenient;
 mod limit;
 mod list;
 mod listen;
@@ -36,7 +37,7 @@ mod value;
 mod work;
 
 pub(crate) use failure::EXIT_CODES;
-pub(crate) use print::clean;
+pub(crate) use print::{clean, wants_colours};
 
 use clap::{CommandFactory, Subcommand};
 use client::Connection;
@@ -90,6 +91,9 @@ pub(crate) enum Command {
     /// Show the rules for all subscriptions whose names match
     #[command(after_help = help(control::RULES))]
     Rules(Client<list::Nothing>),
+    /// Show who paused, resumed, blocked and unblocked a subscription, and why
+    #[command(after_help = help(control::AUDIT))]
+    Audit(Client<control::Audit>),
     /// Limit what all workers of a subscription do together
     #[command(after_help = help(limit::EXAMPLES))]
     Limit(Client<limit::Args>),
@@ -170,6 +174,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Block(it) => control::set(cx(&it)?, "block", it.args).await,
         Command::Unblock(it) => control::remove(cx(&it)?, "block", it.args).await,
         Command::Rules(it) => control::list(cx(&it)?).await,
+        Command::Audit(it) => control::audit(cx(&it)?, it.args).await,
         Command::Limit(it) => limit::run(cx(&it)?, it.args).await,
         Command::Dead(it) => dead::run(cx(&it)?, it.args).await,
         Command::Parked(it) => parked::run(cx(&it)?, it.args).await,

@@ -130,10 +130,15 @@ pub(crate) fn bold(text: &str) -> String {
 
 /// A colour on a terminal, as the number of its escape sequence.
 pub(crate) fn paint(text: &str, style: &str) -> String {
-    if std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
+    if !wants_colours() {
         return text.to_owned();
     }
     format!("\x1b[{style}m{text}\x1b[0m")
+}
+
+/// False if the user wants no colours at all.
+pub(crate) fn wants_colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::Cx;
 use super::failure::{Exit, Failure};
+use super::lenient;
 use super::outage::Outage;
 use super::print::{cell, clean, paint};
 use super::sse::{Message, Parser};
@@ -82,7 +83,7 @@ async fn follow(cx: &Cx, args: &Args, place: &mut Place, outage: &mut Outage) ->
 }
 
 fn show(cx: &Cx, message: &Message, place: &mut Place) -> Result<(), Failure> {
-    let Ok(event) = serde_json::from_str::<Value>(&message.data) else { return Ok(()) };
+    let event = lenient::read(message.data.as_bytes()).map_err(|_| cx.client.no_server())?;
     place.left = place.left.map(|left| left - 1);
     let colour = cx.print.terminal();
     if cx.print.json() { cx.print.text(&message.data) } else { cx.print.text(&line(&event, colour)) }

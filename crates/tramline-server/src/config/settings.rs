@@ -69,7 +69,7 @@ pub(crate) struct Settings {
     /// How many requests are worked on at the same time, not counting those that wait, follow or are still coming
     #[arg(long, env = "TRAMLINE_MAX_REQUESTS")]
     max_requests: Option<usize>,
-    /// How many claims wait for events at the same time
+    /// How many claims wait for events at the same time; others are answered at once, with 503 if there is nothing
     #[arg(long, env = "TRAMLINE_MAX_WAITING")]
     max_waiting: Option<usize>,
     /// How many clients follow topics at the same time
@@ -247,7 +247,7 @@ impl Settings {
             max_payload: self.max_payload.unwrap_or(1 << 20),
             max_body: self.max_body.unwrap_or(10 << 20),
             max_buffered: self.max_buffered.unwrap_or(256 << 20),
-            max_connections: self.max_connections.unwrap_or(4_096),
+            max_connections: self.max_connections.unwrap_or(20_000),
             max_requests: self.max_requests.unwrap_or(1_024),
             max_waiting: self.max_waiting.unwrap_or(2_048),
             max_followers: self.max_followers.unwrap_or(256),

@@ -57,7 +57,6 @@ fn read_only(figures: &PostgresFigures) -> Option<Finding> {
 const WRONG: &[(&str, &str, Severity, &str)] = &[
     ("fsync", "off", Severity::Serious, "a power failure can destroy the database"),
     ("full_page_writes", "off", Severity::Warning, "a power failure can damage pages"),
-    ("synchronous_commit", "off", Severity::Serious, "a crash can lose emits that were acknowledged"),
     ("autovacuum", "off", Severity::Serious, "tables of a queue grow without end, and claims get slow"),
     ("track_counts", "off", Severity::Serious, "autovacuum does not work without it"),
 ];
@@ -70,6 +69,14 @@ fn settings(figures: &PostgresFigures) -> Vec<Finding> {
             Finding::new(*severity, "settings", format!("{name} is {value}: {why}"), remedy)
         })
         .collect();
+    if setting(figures, "synchronous_commit") == "off" {
+        let what = "synchronous_commit is off: a crash can lose emits that were acknowledged";
+        findings.push(Finding::serious(
+            "settings",
+            what,
+            "take synchronous_commit out of the URL of the store",
+        ));
+    }
     let isolation = setting(figures, "default_transaction_isolation");
     if !matches!(isolation, "" | "read committed") {
         let what = format!("default_transaction_isolation is {isolation}: steps fail that meet others");

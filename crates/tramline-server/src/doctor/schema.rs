@@ -32,7 +32,7 @@ fn missing(name: &str) -> Finding {
         "schema",
         format!("{name} is missing"),
         format!(
-            "restore a backup if it is a table; create an index as `tramline migrate --print | grep {name}` says"
+            "restore a backup if it is a table; create an index as `tramline migrate --print --store URL | grep {name}` says"
         ),
     )
 }

@@ -4,7 +4,7 @@ use crate::http::app::Shared;
 use crate::http::caller::Caller;
 use crate::http::events::READ;
 use crate::http::json::{EventOut, Id, json_response};
-use crate::http::life::DeliveryOut;
+use crate::http::life::{self, DeliveryOut};
 use crate::http::params::{Name, Params, after_id, bounded};
 use crate::http::problem::Answer;
 use crate::http::schema;
@@ -93,8 +93,8 @@ pub(crate) async fn chain(
             // What went out of retention a moment ago has none any more.
             let view = app.ask(app.tram.event(event.id)).await?;
             let all = view.into_iter().flat_map(|view| view.deliveries);
-            let seen = all.filter(|one| visible.contains(&one.subscription));
-            deliveries = Some(seen.map(|delivery| DeliveryOut::new(&app, delivery)).collect());
+            let seen = all.filter(|one| visible.contains(&one.subscription)).collect();
+            deliveries = Some(life::told(&app, seen).await?);
         }
         items.push(LinkOut { event: EventOut::new(event), deliveries });
     }

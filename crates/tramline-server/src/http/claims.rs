@@ -26,6 +26,8 @@ const LEASES: std::ops::RangeInclusive<u64> = 50..=24 * 3600 * 1000;
 /// The most events of one claim or settlement, and about how much an answer weighs at most.
 pub(crate) const MAX_EVENTS: u32 = 10_000;
 const MAX_BYTES: usize = 4 << 20;
+/// About what an event in JSON weighs beside its payload.
+const BESIDE: usize = 384;
 /// No claim can be meant to wait for longer.
 const MAX_WAIT_MS: u64 = 24 * 3600 * 1000;
 /// The longest name of a worker.
@@ -115,13 +117,16 @@ pub(crate) async fn claim(
     app.workers.claims(&claim.worker, subscription.id, take.owner);
     // A claim that waits does no work; it must not take the place of one that does.
     let seat = if claim.wait_ms > 0 { app.waiting.clone().try_acquire_owned().ok() } else { None };
-    if seat.is_some() {
+    let may_wait = seat.is_some();
+    if may_wait {
         slot.leave();
     }
-    let wait = if seat.is_some() { claim.wait_ms.min(app.config.max_wait_ms) } else { 0 };
+    let wait = if may_wait { claim.wait_ms.min(app.config.max_wait_ms) } else { 0 };
     let given = Given::take(&app, &subscription, take, Duration::from_millis(wait)).await;
     drop(seat);
     match given {
+        // Who may not wait would come again at once, and again.
+        Ok(given) if claim.wait_ms > 0 && !may_wait && given.is_empty() => Err(Problem::busy()),
         Ok(given) => given.answer(|claimed| write(claimed, policy.ordering)),
         Err(problem) => {
             // It may have been deleted and created again, under another number.
@@ -143,7 +148,12 @@ fn write(claimed: &Claimed, ordering: Ordering) -> Answer<Vec<u8>> {
         events.sort_by_key(|event| event.event.id.0);
     }
     let limited_until = claimed.next_due.filter(|_| claimed.limited).map(When);
-    Ok(serde_json::to_vec(&Claims { events, limited_until })?)
+    // Room for all of it: a buffer that grows is copied again and again.
+    let weights = claimed.slices.iter().flat_map(|slice| &slice.events);
+    let weight: usize = weights.map(|claimed| BESIDE + claimed.event.payload.len()).sum();
+    let mut written = Vec::with_capacity(weight);
+    serde_json::to_writer(&mut written, &Claims { events, limited_until })?;
+    Ok(written)
 }
 
 impl<'a> ClaimOut<'a> {

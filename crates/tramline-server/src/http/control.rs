@@ -1,6 +1,6 @@
 //! Rules: pause and resume for users, block and unblock for admins.
 
-use crate::http::app::Shared;
+use crate::http::app::{App, Shared};
 use crate::http::body;
 use crate::http::caller::Caller;
 use crate::http::json::{When, ok};
@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tramline::{Rule, RuleKind, Scope};
+use tramline::{Rule, RuleKind, Scope, Time};
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::SecurityRequirement;
 use utoipa::{Path, ToSchema};
@@ -136,15 +136,24 @@ pub(crate) async fn rule(
     let rule: RuleIn = body::parse(&body)?;
     let reason = &*checked_reason(rule.reason)?;
     let (tram, name, by) = (&app.tram, &*subscription.name, caller.name());
-    let until = rule.until.map(|until| until.0);
     match act {
-        Act::Pause => app.ask(tram.pause(name, by, reason, until)).await?,
+        Act::Pause => app.ask(tram.pause(name, by, reason, to_come(&app, rule.until)?)).await?,
         Act::Resume => app.ask(tram.resume(name, by, reason)).await?,
-        Act::Block => app.ask(tram.block(name, by, reason, until)).await?,
+        Act::Block => app.ask(tram.block(name, by, reason, to_come(&app, rule.until)?)).await?,
         Act::Unblock => app.ask(tram.unblock(name, by, reason)).await?,
     }
     let stats = app.ask(tram.stats(name)).await?;
     Ok(ok(Rules { rules: stats.rules.into_iter().map(RuleOut::from).collect() }).into_response())
+}
+
+/// When a rule ends, if that is still to come: one that has ended already stops nothing, and nobody means that.
+pub(crate) fn to_come(app: &App, until: Option<When>) -> Answer<Option<Time>> {
+    match until {
+        Some(When(time)) if time <= app.access.now() => {
+            Err(Problem::invalid("the rule would have ended already", "let `until` be a time to come"))
+        }
+        until => Ok(until.map(|When(time)| time)),
+    }
 }
 
 /// A reason, if it is short.

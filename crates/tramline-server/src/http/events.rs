@@ -4,7 +4,7 @@ use crate::http::app::Shared;
 use crate::http::caller::Caller;
 use crate::http::follow::{self, Followed};
 use crate::http::json::{EventOut, Id, json_response, ok};
-use crate::http::life::DeliveryOut;
+use crate::http::life::{self, DeliveryOut};
 use crate::http::params::{Name, Params, after_id, bounded};
 use crate::http::problem::{Answer, Problem};
 use crate::http::schema;
@@ -137,7 +137,7 @@ pub(crate) async fn get(State(app): State<Shared>, caller: Caller, name: Name) -
     let view = view.filter(|view| caller.sees_topic(&view.event.topic)).ok_or_else(unknown)?;
     let visible = caller.visible(&app.ask(app.tram.subscriptions()).await?);
     let deliveries = view.deliveries.into_iter().filter(|one| visible.contains(&one.subscription));
-    let deliveries = deliveries.map(|delivery| DeliveryOut::new(&app, delivery)).collect();
+    let deliveries = life::told(&app, deliveries.collect()).await?;
     Ok(ok(EventView { event: EventOut::new(&view.event), deliveries }).into_response())
 }
 

@@ -56,6 +56,10 @@ impl Given {
         })?
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.claimed.slices.is_empty()
+    }
+
     /// The answer, as `write` writes it.
     pub(crate) fn answer(self, write: impl Fn(&Claimed) -> Answer<Vec<u8>>) -> Answer<Response> {
         let bytes = write(&self.claimed)?;

@@ -4,9 +4,11 @@ use crate::http::app::App;
 use crate::http::control::RuleOut;
 use crate::http::json::{Id, When};
 use crate::http::letters::FailureOut;
+use crate::http::problem::Answer;
 use serde::Serialize;
+use std::collections::HashMap;
 use tramline::store::verbs::Delivery;
-use tramline::{DropReason, DropRecord, Gone, Status, Time};
+use tramline::{DropReason, DropRecord, Gone, Incarnation, Status, Time};
 use utoipa::ToSchema;
 
 /// What one subscription makes of an event.
@@ -53,12 +55,43 @@ pub(crate) struct DroppedOut {
     at: When,
 }
 
+/// What subscriptions make of an event.
+pub(crate) async fn told(app: &App, deliveries: Vec<Delivery>) -> Answer<Vec<DeliveryOut>> {
+    let owners = Owners::of(app, &deliveries).await?;
+    Ok(deliveries.into_iter().map(|delivery| DeliveryOut::new(&owners, delivery)).collect())
+}
+
+/// The names of those who have events, as far as they are known.
+struct Owners(HashMap<Incarnation, String>);
+
+impl Owners {
+    /// A claim through this node is known here. All others are looked up among the workers of the store, which are asked for only then:
+    /// most events are in nobody's hands.
+    async fn of(app: &App, deliveries: &[Delivery]) -> Answer<Owners> {
+        let mut names = HashMap::new();
+        let mut is_unknown = false;
+        for owner in deliveries.iter().filter_map(|delivery| delivery.worker) {
+            match app.workers.name(owner) {
+                Some(name) => drop(names.insert(owner, name.to_string())),
+                None => is_unknown = true,
+            }
+        }
+        if is_unknown {
+            let workers = app.ask(app.tram.workers()).await?;
+            names.extend(workers.into_iter().map(|worker| (worker.incarnation, worker.name)));
+        }
+        Ok(Owners(names))
+    }
+
+    fn name(&self, owner: Incarnation) -> String {
+        self.0.get(&owner).cloned().unwrap_or_else(|| format!("{:x}", owner.0))
+    }
+}
+
 impl DeliveryOut {
-    pub(crate) fn new(app: &App, delivery: Delivery) -> DeliveryOut {
+    fn new(owners: &Owners, delivery: Delivery) -> DeliveryOut {
         DeliveryOut {
-            worker: delivery.worker.map(|owner| {
-                app.workers.name(owner).map_or_else(|| format!("{:x}", owner.0), |name| name.to_string())
-            }),
+            worker: delivery.worker.map(|owner| owners.name(owner)),
             attempt: attempt(&delivery),
             subscription: delivery.subscription.to_string(),
             status: delivery.status,

@@ -12,6 +12,7 @@
 
 pub(crate) mod access;
 pub(crate) mod app;
+pub(crate) mod audit;
 pub(crate) mod body;
 pub(crate) mod caller;
 mod chain;

@@ -5,8 +5,8 @@ use crate::http::control::Act;
 use crate::http::json::json_response;
 use crate::http::problem::Told;
 use crate::http::{
-    chain, claims, control, dead, drops, emit, events, health, metrics, push, rules, schedules, schema,
-    settle, stats, subscriptions, tallies, tokens, topics,
+    audit, chain, claims, control, dead, drops, emit, events, health, metrics, push, rules, schedules,
+    schema, settle, stats, subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
 use axum::http::StatusCode;
@@ -59,6 +59,7 @@ use utoipa::{OpenApi as _, PartialSchema, ToSchema};
         push::secrets::add,
         push::secrets::remove,
         drops::drops,
+        audit::audit,
         rules::create,
         rules::list,
         rules::delete,

@@ -86,6 +86,21 @@ pub(crate) struct Page {
     after: Option<String>,
 }
 
+/// How much of a list that has no second page.
+#[derive(Clone, Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Newest {
+    /// At most this many entries; 100 unless set, never more than 1,000
+    #[param(value_type = Option<schema::Limit>)]
+    limit: Option<u32>,
+}
+
+impl Newest {
+    pub(crate) fn limit(&self) -> u32 {
+        bounded(self.limit)
+    }
+}
+
 /// Which page of a list of events.
 #[derive(Clone, Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]

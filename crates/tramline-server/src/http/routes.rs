@@ -9,7 +9,7 @@ use crate::http::limits::Door;
 use crate::http::params::Name;
 use crate::http::problem::Problem;
 use crate::http::{
-    chain, claims, control, dead, drops, emit, events, health, limits, metrics, openapi, push, rules,
+    audit, chain, claims, control, dead, drops, emit, events, health, limits, metrics, openapi, push, rules,
     schedules, settle, stats, subscriptions, tallies, tokens, topics,
 };
 use axum::Router;
@@ -86,6 +86,7 @@ fn guarded() -> Routes {
         .add::<push::secrets::__path_add, _, _>(push::secrets::add)
         .add::<push::secrets::__path_remove, _, _>(push::secrets::remove)
         .add::<drops::__path_drops, _, _>(drops::drops)
+        .add::<audit::__path_audit, _, _>(audit::audit)
         .add::<rules::__path_create, _, _>(rules::create)
         .add::<rules::__path_list, _, _>(rules::list)
         .add::<rules::__path_delete, _, _>(rules::delete)

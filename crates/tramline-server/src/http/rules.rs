@@ -3,7 +3,7 @@
 use crate::http::app::Shared;
 use crate::http::body;
 use crate::http::caller::Caller;
-use crate::http::control::checked_reason;
+use crate::http::control::{checked_reason, to_come};
 use crate::http::json::{Json, List, When, ok};
 use crate::http::params::{Name, Page, Params};
 use crate::http::problem::{Answer, Problem};
@@ -95,7 +95,7 @@ pub(crate) async fn create(
         pattern,
         topics: caller.topics().map(<[Pattern]>::to_vec),
         kind: rule.kind,
-        until: rule.until.map_or(RuleEnd::Open, |until| RuleEnd::At(until.0)),
+        until: to_come(&app, rule.until)?.map_or(RuleEnd::Open, RuleEnd::At),
         by: caller.name().to_owned(),
         reason: checked_reason(rule.reason)?,
         now: None,

@@ -215,7 +215,7 @@ pub(crate) struct SubscriptionOut {
 /// Creates a subscription, or changes what may change of it. From the answer on, no emit misses it.
 #[utoipa::path(put, path = "/v1/subscriptions/{name}", tag = "subscriptions", params(("name" = schema::Name, Path)),
     request_body = SubscriptionIn,
-    responses((status = 200, body = SubscriptionOut), (status = 409, description = "Ordering or guarantee would change")), security(("token" = ["manage"])))]
+    responses((status = 200, body = SubscriptionOut), (status = 409, description = "Kind, ordering or guarantee would change")), security(("token" = ["manage"])))]
 pub(crate) async fn put(
     State(app): State<Shared>,
     caller: Caller,
@@ -278,6 +278,14 @@ impl SubscriptionIn {
     fn policy(mut self, old: Option<Policy>, sealer: &Sealer<'_>) -> Answer<Policy> {
         let was_push = old.as_ref().is_some_and(|old| old.push.is_some());
         let is_push = self.kind.map_or(was_push, |kind| kind == SubscriptionKind::Push);
+        // First, so that nobody is asked for a callback which would change nothing.
+        if old.is_some() && is_push != was_push {
+            return Err(Problem::new(
+                StatusCode::CONFLICT,
+                "kind, ordering and guarantee of a subscription never change",
+                "create a subscription of another name, or delete this one first",
+            ));
+        }
         let retry = if is_push { Push::retry() } else { Retry::default() };
         let old = old.unwrap_or_else(|| Policy { retry, ..Policy::default() });
         let fields = self.push_fields();

@@ -94,6 +94,12 @@ impl Store for Timed {
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
         self.time("claim", self.store.claim(claim)).await
     }
+    fn claims_together(&self, subscription: SubscriptionId) -> bool {
+        self.store.claims_together(subscription)
+    }
+    async fn claim_together(&self, claims: Vec<Claim>) -> Result<Vec<Result<Option<Claimed>>>> {
+        self.time("claim", self.store.claim_together(claims)).await
+    }
     fn stand(&self, claim: Claim) -> Option<Standing> {
         self.store.stand(claim)
     }

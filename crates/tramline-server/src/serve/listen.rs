@@ -11,7 +11,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -44,7 +44,8 @@ impl Listening {
     ) -> Listening {
         let connections = TaskTracker::new();
         let room = Arc::new(Semaphore::new(app.config.max_connections));
-        let server = Server { app, router, tls, room, connections: connections.clone() };
+        let full = AtomicBool::new(false);
+        let server = Server { app, router, tls, room, full, connections: connections.clone() };
         Listening { accepting: tokio::spawn(server.accept(listener)), connections }
     }
 
@@ -65,6 +66,8 @@ struct Server {
     router: Router,
     tls: Option<Arc<Tls>>,
     room: Arc<Semaphore>,
+    /// Some were turned away, and hardly any have left since.
+    full: AtomicBool,
     connections: TaskTracker,
 }
 
@@ -93,12 +96,20 @@ impl Server {
     fn take(&self, stream: TcpStream) {
         let Ok(permit) = self.room.clone().try_acquire_owned() else {
             self.app.metrics.refused.add("connections", 1);
+            if !self.full.swap(true, Ordering::Relaxed) {
+                let most = self.app.config.max_connections;
+                tracing::warn!(max_connections = most, "all connections are taken; others are turned away");
+            }
             if self.tls.is_none() {
                 // A new socket has room for so little: nobody waits.
                 let _ = stream.try_write(FULL);
             }
             return;
         };
+        // Not as soon as one has left, or there would be a line in the log for each that comes and goes.
+        if self.room.available_permits() > self.app.config.max_connections / 10 {
+            self.full.store(false, Ordering::Relaxed);
+        }
         let _ = stream.set_nodelay(true);
         let (app, router) = (self.app.clone(), self.router.clone());
         let patience = Duration::from_millis(app.config.write_timeout_ms);

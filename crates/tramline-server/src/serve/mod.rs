@@ -1,8 +1,9 @@
 //! `tramline serve`: opens the store, listens, and stops without losing anything.
 //!
-//! - [`listen`]: connections; [`stall`]: clients that do not read; [`tls`]: certificates
+//! - [`listen`]: connections; [`files`]: room for them; [`stall`]: clients that do not read; [`tls`]: certificates
 //! - [`pushing`]: what sends to callbacks; [`reseal`]: secrets under a new key
 
+mod files;
 mod listen;
 mod pushing;
 pub(crate) mod reseal;
@@ -30,6 +31,7 @@ use tramline::{Housekeeping, Options, OtelTraces, Tramline};
 
 /// Serves until SIGTERM or SIGINT.
 pub(crate) async fn run(config: Config) -> Result<(), BoxError> {
+    files::make_room(config.max_connections);
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let server = Server::start(config).await?;
     tokio::select! {
@@ -71,6 +73,8 @@ impl Server {
                 .await?;
         check_exposure(address, &access, tls.is_some())?;
         let app = App::new(tram.clone(), config, access, metrics);
+        // Before anybody is served: a node that has answered does not give up when the store goes away.
+        reseal::reseal(&app).await.map_err(|problem| problem.detail().to_owned())?;
         let keeping = tokio::spawn({
             let app = app.clone();
             async move { app.keep_current().await }
@@ -82,7 +86,6 @@ impl Server {
             write_address(file, address)?;
         }
         let listening = Listening::start(listener, app.clone(), routes::router(app.clone()), tls);
-        reseal::reseal(&app).await.map_err(|problem| problem.detail().to_owned())?;
         let pushing = Pushing::start(&app)?;
         Ok(Server {
             app,

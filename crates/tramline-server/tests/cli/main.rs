@@ -10,4 +10,5 @@ mod push;
 mod schedule;
 mod server;
 mod tally;
+mod terminal;
 mod work;

@@ -21,6 +21,23 @@ fn a_paused_or_blocked_subscription_runs_nothing() {
     assert_eq!(server.ok(&WORK), "");
     assert_eq!(server.ok(&["unblock", "t"]), "");
     assert_eq!(server.ok(&WORK), "1\n");
+    let record = server.ok(&["audit", "t"]);
+    let actions: Vec<&str> = record.lines().map(|line| line.split('\t').nth(2).unwrap()).collect();
+    assert_eq!(actions, ["unblock", "resume", "block", "pause"]);
+    assert!(server.ok(&["audit", "t", "--limit", "1"]).contains("unblock"));
+}
+
+/// A payload that no number type holds made `tail` wait for ever, and one hid a whole list.
+#[test]
+fn what_a_value_cannot_hold_is_shown_all_the_same() {
+    let server = Server::start();
+    server.subscribe("t", json!({"topics": ["t"], "max_attempts": 1}));
+    for payload in ["1e400", "\"\\ud800\"", &format!("{}{}", "[".repeat(200), "]".repeat(200)), "\"ok\""] {
+        server.ok(&["emit", "t", payload]);
+    }
+    assert_eq!(server.ok(&["tail", "t", "--count", "4"]).lines().count(), 4);
+    server.run(&FAIL);
+    assert_eq!(server.ok(&["dead", "list", "t"]).lines().count(), 4);
 }
 
 #[test]

@@ -99,7 +99,8 @@ fn keep(stderr: impl BufRead, tell: &Sender<String>) -> String {
         if let Some((_, address)) =
             line.split_once("listening on http").and_then(|(_, url)| url.split_once("://"))
         {
-            let address = address.split_whitespace().next().unwrap_or_default();
+            // In a line of JSON the text ends with a quote.
+            let address = address.split([' ', '"']).next().unwrap_or_default();
             tell.send(address.to_owned()).ok();
         }
         log += &line;

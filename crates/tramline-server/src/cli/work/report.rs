@@ -30,7 +30,8 @@ pub(super) struct Exhaustion {
 impl Exhaustion {
     pub(super) fn of(subscription: &Value) -> Exhaustion {
         Exhaustion {
-            max_attempts: subscription["max_attempts"].as_u64().unwrap_or(u64::MAX),
+            // With 0 it is tried for ever.
+            max_attempts: subscription["max_attempts"].as_u64().filter(|most| *most > 0).unwrap_or(u64::MAX),
             once: subscription["guarantee"] == "at_most_once",
             word: if subscription["on_exhausted"] == "drop" { "dropped" } else { "dead" },
             held: subscription["on_exhausted"] == "hold" && subscription["ordering"] == "key",
@@ -119,5 +120,11 @@ mod tests {
         }
         assert_eq!(became(json!({"max_attempts": 9, "guarantee": "at_most_once"}), 1, &retry), "dead");
         assert_eq!(became(json!({"max_attempts": 1}), 1, &Outcome::Done), "done");
+    }
+
+    /// They once were said to be dead while they waited for their next try.
+    #[test]
+    fn where_events_are_tried_for_ever_no_failure_is_the_last() {
+        assert_eq!(became(json!({"max_attempts": 0}), 1_000, &Outcome::retry("no")), "retry");
     }
 }

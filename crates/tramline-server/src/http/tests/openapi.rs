@@ -32,6 +32,7 @@ const CONTRACT: &[&str] = &[
     "GET /v1/subscriptions/{name}",
     "PUT /v1/subscriptions/{name}",
     "GET /v1/subscriptions/{name}/attempts",
+    "GET /v1/subscriptions/{name}/audit",
     "POST /v1/subscriptions/{name}/block",
     "POST /v1/subscriptions/{name}/claim",
     "GET /v1/subscriptions/{name}/dead",

@@ -70,6 +70,9 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     bed.get("/v1/subscriptions/s").await.problem(404);
     bed.put("/v1/subscriptions/s", push(json!({}))).await.good();
     bed.put("/v1/subscriptions/s", json!({"topics": ["t"], "kind": "pull"})).await.problem(409);
+    bed.put("/v1/subscriptions/s", json!({"topics": ["t"], "kind": "pull", "callback": CALLBACK}))
+        .await
+        .problem(409);
     bed.post("/v1/subscriptions/s/claim", json!({})).await.problem(422);
     bed.put("/v1/subscriptions/w", json!({"topics": ["t"]})).await.good();
     for path in ["enable", "disable", "secrets"] {

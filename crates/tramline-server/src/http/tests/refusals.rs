@@ -167,6 +167,8 @@ async fn what_never_changes_is_a_conflict() {
     bed.put("/v1/topics/t", json!({"lanes": 5})).await.problem(409);
     bed.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await.good();
     bed.put("/v1/subscriptions/s", json!({"topics": ["t"], "ordering": "key"})).await.problem(409);
+    // Whoever leaves the callback out is told of the conflict too, not that a callback would help.
+    bed.put("/v1/subscriptions/s", json!({"topics": ["t"], "kind": "push"})).await.problem(409);
     bed.delete("/v1/topics/t").await.problem(409);
 }
 

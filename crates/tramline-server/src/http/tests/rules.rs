@@ -99,12 +99,43 @@ async fn rules_that_make_no_sense_are_refused() {
         json!({"pattern": "**/a", "kind": "pause"}),
         json!({"pattern": "a", "kind": "stop"}),
         json!({"pattern": "a", "kind": "pause", "until": "tomorrow"}),
+        json!({"pattern": "a", "kind": "pause", "until": "2020-01-01T00:00:00Z"}),
         json!({"pattern": "a", "kind": "pause", "reason": "x".repeat(1_001)}),
         json!({"pattern": "a", "kind": "pause", "topics": ["x"]}),
     ] {
         bed.post("/v1/rules", bad).await.problem(422);
     }
+    let ended = json!({"until": "2020-01-01T00:00:00Z"});
+    bed.post("/v1/subscriptions/rival/pause", ended).await.problem(422);
+    assert_eq!(rules(&bed, "rival").await, [Value::Null; 0]);
     for unknown in ["0", "x", "99999999999999999999", "-1"] {
         bed.delete(&format!("/v1/rules/{unknown}")).await.problem(404);
     }
+}
+
+#[tokio::test]
+async fn who_did_what_to_a_subscription_is_kept() {
+    let bed = bed().await;
+    bed.post("/v1/subscriptions/rival/pause", json!({"reason": "moving"})).await.good();
+    bed.post("/v1/subscriptions/rival/resume", json!({"reason": "moved"})).await.good();
+    bed.post("/v1/rules", json!({"pattern": "acme/*", "kind": "block"})).await.good();
+    let record = bed.get("/v1/subscriptions/rival/audit").await.good();
+    let told = record["items"].as_array().unwrap().iter();
+    let told: Vec<_> = told.map(|entry| (&entry["action"], &entry["reason"], &entry["pattern"])).collect();
+    let by_name = Value::Null;
+    assert_eq!(
+        told,
+        [(&json!("resume"), &json!("moved"), &by_name), (&json!("pause"), &json!("moving"), &by_name)]
+    );
+    let newest = bed.get("/v1/subscriptions/rival/audit?limit=1").await.good();
+    assert_eq!(
+        (newest["items"].as_array().unwrap().len(), &newest["items"][0]["action"]),
+        (1, &json!("resume"))
+    );
+    let record = bed.get("/v1/subscriptions/acme%2Fsms/audit").await.good();
+    assert_eq!(
+        (&record["items"][0]["action"], &record["items"][0]["pattern"]),
+        (&json!("block"), &json!("acme/*"))
+    );
+    bed.get("/v1/subscriptions/nobody/audit").await.problem(404);
 }

@@ -4,6 +4,8 @@ use super::bed::Bed;
 use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::sync::Notify;
 
 async fn bed(policy: Value) -> Bed {
     let bed = Bed::open().await;
@@ -57,6 +59,33 @@ async fn an_event_is_claimed_settled_and_done() {
     assert_eq!(settle(&bed, &events[0], json!({"outcome": "done"})).await, "settled");
     assert_eq!(settle(&bed, &events[0], json!({"outcome": "done"})).await, "lease_lost");
     assert_eq!(claim(&bed, 10).await, [] as [Value; 0]);
+}
+
+#[tokio::test]
+async fn an_event_in_the_hands_of_a_program_tells_the_name_of_that_program() {
+    let bed = bed(json!({})).await;
+    let id = emit(&bed, "a").await;
+    let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begins, goes) = (begun.clone(), go.clone());
+    let worker = bed.app.tram.worker("s").on_any(move || {
+        let (begins, goes) = (begins.clone(), goes.clone());
+        async move {
+            begins.notify_one();
+            goes.notified().await;
+        }
+    });
+    let look = async {
+        begun.notified().await;
+        let workers = bed.get("/v1/workers").await.good();
+        let name = workers["items"][0]["name"].clone();
+        assert!(name.is_string(), "{workers}");
+        let view = bed.get(&format!("/v1/events/{id}")).await.good();
+        let chain = bed.get("/v1/topics/t/chain?key=a&deliveries=true").await.good();
+        go.notify_one();
+        let shown = [&view["deliveries"][0]["worker"], &chain["items"][0]["deliveries"][0]["worker"]];
+        assert_eq!(shown, [&name, &name]);
+    };
+    worker.run_until(look).await.unwrap();
 }
 
 #[tokio::test]
@@ -179,6 +208,19 @@ async fn a_claim_waits_for_what_comes() {
         emit(&bed, "a").await
     });
     assert_eq!(claimed.good()["events"][0]["id"], id);
+}
+
+/// It was answered at once with nothing, and its client asked again at once: thousands of them were a storm.
+#[tokio::test]
+async fn a_claim_that_may_not_wait_is_told_to_come_later_unless_there_is_something() {
+    let bed = bed(json!({})).await;
+    let _all = bed.app.waiting.clone().acquire_many_owned(bed.app.config.max_waiting as u32).await.unwrap();
+    let claim = || bed.post("/v1/subscriptions/s/claim", json!({"wait_ms": 60_000}));
+    let refused = claim().await;
+    assert!(refused.headers.contains_key("retry-after"));
+    refused.problem(503);
+    let id = emit(&bed, "a").await;
+    assert_eq!(claim().await.good()["events"][0]["id"], id);
 }
 
 #[tokio::test]
