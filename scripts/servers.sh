@@ -12,6 +12,7 @@ install_missing() {
     local missing=()
     find_postgres
     needs cc build-essential
+    needs curl curl
     needs initdb postgresql
     needs pgbouncer pgbouncer
     needs mariadbd mariadb-server
