@@ -3,7 +3,7 @@
 use crate::chance::Chance;
 use crate::crew::{Crew, WORKERS, signal};
 use crate::place::Place;
-use crate::proxy::{Mode, Proxy};
+use crate::proxy::{Mode, Proxy, Request};
 use crate::recorder::{Caught, Recorder};
 use crate::scenario::{LEASE, PATIENCE};
 
@@ -27,6 +27,8 @@ enum Kind {
     /// A request is done, and its answer never comes. Emits that are a single call are cut in their commit.
     CutAnswer,
     CutEmit,
+    /// The same of the COMMIT of a worker's step.
+    CutCommit,
     /// Nothing gets through any more: for a worker until its lease has ended.
     Stall,
     StallEmitter,
@@ -88,6 +90,7 @@ impl<'a> Disturber<'a> {
             self.round.extend(OF_PROCESSES);
             if !self.place.proxies.is_empty() {
                 self.round.extend(OF_CONNECTIONS);
+                self.round.extend(self.place.says_commit().then_some(Kind::CutCommit));
             }
             self.chance.shuffle(&mut self.round);
         }
@@ -109,8 +112,9 @@ impl<'a> Disturber<'a> {
             Kind::Reset => self.way_of(victim).cut(true),
             Kind::DropEmitter => self.way_of(WORKERS).cut(false),
             Kind::ResetEmitter => self.way_of(WORKERS).cut(true),
-            Kind::CutAnswer => self.way_of(victim).cut_answer(after).await,
-            Kind::CutEmit => self.way_of(WORKERS).cut_answer(after).await,
+            Kind::CutAnswer => self.way_of(victim).cut_answer(Request::After(after)).await,
+            Kind::CutEmit => self.way_of(WORKERS).cut_answer(Request::After(after)).await,
+            Kind::CutCommit => self.way_of(victim).cut_answer(Request::Commit).await,
             Kind::Stall => self.stall(victim).await,
             Kind::StallEmitter => {
                 self.way_of(WORKERS).set(Mode::Stall);

@@ -32,7 +32,7 @@ mod worker;
 
 use tramline::model::id::Incarnation;
 
-/// On each store, in how many disturbances. On a file and a Cluster there are four kinds, on a server twelve: each kind comes several times.
+/// On each store, in how many disturbances. On a file and a Cluster there are four kinds, on a server twelve or thirteen: each kind comes several times.
 const STORES: [(&str, usize); 5] =
     [("sqlite", 60), ("postgres", 60), ("mysql", 24), ("redis", 24), ("redis_cluster", 12)];
 

@@ -139,6 +139,11 @@ impl Place {
         }
     }
 
+    /// True if the end of a transaction can be told from what is sent.
+    pub(crate) fn says_commit(&self) -> bool {
+        self.url.starts_with("postgres") || self.url.starts_with("mysql")
+    }
+
     pub(crate) fn url_through(&self, proxy: usize) -> String {
         match self.proxies.get(proxy) {
             None => self.url.clone(),

@@ -27,9 +27,17 @@ pub(crate) struct Proxy {
     cut_answer: Arc<Mutex<Option<CutAnswer>>>,
 }
 
+/// Which request it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Request {
+    /// The one after so many others.
+    After(u64),
+    /// The next one that says COMMIT.
+    Commit,
+}
+
 struct CutAnswer {
-    /// How many requests are left alone before it.
-    after: u64,
+    request: Request,
     done: oneshot::Sender<()>,
 }
 
@@ -66,23 +74,25 @@ impl Proxy {
         self.cut.send_modify(|cut| *cut = Cut { number: cut.number + 1, reset });
     }
 
-    /// Lets one more request through after so many others, and cuts its connection before the answer. Returns when that is done.
-    pub(crate) async fn cut_answer(&self, after: u64) {
+    /// Lets a request through, and cuts its connection before the answer. Returns when that is done.
+    pub(crate) async fn cut_answer(&self, request: Request) {
         let (done, cut) = oneshot::channel();
-        *self.cut_answer.lock().unwrap() = Some(CutAnswer { after, done });
+        *self.cut_answer.lock().unwrap() = Some(CutAnswer { request, done });
         cut.await.unwrap();
     }
 
-    /// True if the answer to the request that comes now is to be cut.
-    fn takes_the_answer(&self) -> bool {
+    /// True if the answer to these bytes is to be cut.
+    fn takes_the_answer(&self, bytes: &[u8]) -> bool {
         let mut cut = self.cut_answer.lock().unwrap();
-        match cut.as_mut() {
+        match cut.as_mut().map(|cut| &mut cut.request) {
             None => return false,
-            Some(CutAnswer { after: 0, .. }) => {}
-            Some(cut) => {
-                cut.after -= 1;
+            Some(Request::After(0)) => {}
+            Some(Request::After(others)) => {
+                *others -= 1;
                 return false;
             }
+            Some(Request::Commit) if bytes.windows(6).any(|word| word == b"COMMIT") => {}
+            Some(Request::Commit) => return false,
         }
         cut.take().is_some_and(|cut| cut.done.send(()).is_ok())
     }
@@ -118,7 +128,7 @@ impl Proxy {
                 return;
             }
             self.wait_until_passing().await;
-            if self.takes_the_answer() {
+            if self.takes_the_answer(&buffer[..read]) {
                 cutting.store(true, Ordering::SeqCst);
             }
             if to.write_all(&buffer[..read]).await.is_err() {
