@@ -161,6 +161,9 @@ const QUICK: Size = Size {
     retained: 2_000_000,
 };
 
+/// How many commits are timed one by one.
+const COMMITS: usize = 200;
+
 /// The size of a payload, in bytes.
 pub(super) const PAYLOAD: usize = 100;
 
@@ -243,8 +246,13 @@ async fn measure(
         if wanted(Part::Keyed) {
             drain::keyed(target, size, round, &mut samples).await?;
         }
+        // On both sides of the hand-overs: how long a commit takes changes from one second to the next.
+        if wanted(Part::Rows) || wanted(Part::Latency) {
+            row_latency(target, size, &mut samples).await?;
+        }
         if wanted(Part::Latency) {
             latency::measure(target, size, round, &mut samples).await?;
+            row_latency(target, size, &mut samples).await?;
         }
         if wanted(Part::Backlog) {
             drain::backlog_small(target, round, &mut samples).await?;
@@ -289,31 +297,37 @@ async fn measure(
 
 async fn row_loop(target: &Target, size: Size, samples: &mut Samples) -> Result<(), BoxError> {
     let payload = [b'x'; PAYLOAD];
-    let (figures, commit) = match target {
-        Target::Sqlite { url } => {
-            (row_sqlite::run(url, size.events, &payload).await?, row_sqlite::commit_us(url, 200).await?)
-        }
-        Target::Postgres { server, .. } => (
-            row_postgres::run(server, size.events, &payload).await?,
-            row_postgres::commit_us(server, 200).await?,
-        ),
-        Target::Mysql { url, .. } => {
-            (row_mysql::run(url, size.events, &payload).await?, row_mysql::commit_us(url, 200).await?)
-        }
-        Target::Redis { server, .. } => {
-            (row_redis::run(server, size.events, &payload).await?, row_redis::commit_us(server, 200).await?)
-        }
+    let figures = match target {
+        Target::Sqlite { url } => row_sqlite::run(url, size.events, &payload).await?,
+        Target::Postgres { server, .. } => row_postgres::run(server, size.events, &payload).await?,
+        Target::Mysql { url, .. } => row_mysql::run(url, size.events, &payload).await?,
+        Target::Redis { server, .. } => row_redis::run(server, size.events, &payload).await?,
     };
     samples.add("row_insert", figures.insert);
     samples.add("row_drain", figures.drain);
-    samples.add("commit_us", commit);
-    if let Target::Postgres { server, .. } = target {
-        let handover = row_postgres::hand_over_us(server, size.handovers, &payload).await?;
-        samples.add("row_latency_p50_us", handover);
-    }
     if let Target::Redis { server, .. } = target {
         samples.add("row_insert_16", row_redis::insert_singly(server, size.singles, &payload).await?);
-        samples.add("row_latency_p50_us", row_redis::hand_over_us(server, size.handovers, &payload).await?);
     }
+    Ok(())
+}
+
+/// `commit_us`, and `row_latency_p50_us` where a plain server hands rows over by itself.
+async fn row_latency(target: &Target, size: Size, samples: &mut Samples) -> Result<(), BoxError> {
+    let payload = [b'x'; PAYLOAD];
+    let commit = match target {
+        Target::Sqlite { url } => row_sqlite::commit_us(url, COMMITS).await?,
+        Target::Postgres { server, .. } => row_postgres::commit_us(server, COMMITS).await?,
+        Target::Mysql { url, .. } => row_mysql::commit_us(url, COMMITS).await?,
+        Target::Redis { server, .. } => row_redis::commit_us(server, COMMITS).await?,
+    };
+    samples.add("commit_us", commit);
+    let handover = match target {
+        Target::Postgres { server, .. } => {
+            row_postgres::hand_over_us(server, size.handovers, &payload).await?
+        }
+        Target::Redis { server, .. } => row_redis::hand_over_us(server, size.handovers, &payload).await?,
+        Target::Sqlite { .. } | Target::Mysql { .. } => return Ok(()),
+    };
+    samples.add("row_latency_p50_us", handover);
     Ok(())
 }
