@@ -22,8 +22,10 @@ fn server() -> Server {
 /// A command on a terminal of its own, which shows both outputs.
 fn terminal(server: &Server, arguments: &[&str], environment: &[(&str, &str)]) -> Command {
     let quoted: Vec<String> = arguments.iter().map(|argument| format!("'{argument}'")).collect();
-    // A terminal that nobody looks at has no size, and nothing is drawn where there is no room.
-    let line = format!("stty cols 120 rows 40; exec '{PROGRAM}' {}", quoted.join(" "));
+    // A terminal that nobody looks at has no size, and nothing is drawn where there is no room. The program ends with it, also where whoever
+    // runs the tests has told them to outlast his own.
+    let line =
+        format!("stty cols 120 rows 40; exec env --default-signal=HUP '{PROGRAM}' {}", quoted.join(" "));
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     let like = server.command(&[]);
