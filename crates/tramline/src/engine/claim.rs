@@ -50,6 +50,8 @@ pub(crate) struct Claimer {
     again: Again,
     /// The same of suspects that others were about to take.
     missed: Again,
+    /// Somebody has come or gone: what this changes is which lanes are its own, so others are not helped because of it.
+    own_only: bool,
     /// Lanes of which the store may have given more than this process knows: an answer was lost.
     doubted: BTreeSet<(LaneId, i64)>,
 }
@@ -78,6 +80,7 @@ impl Claimer {
             suspects: 0,
             again: Again::default(),
             missed: Again::default(),
+            own_only: false,
             doubted: BTreeSet::new(),
             run,
         }
@@ -177,8 +180,9 @@ impl Claimer {
         let own = Share { help: own.of == 1, ..own };
         let business = run.business();
         let mut got = self.take(suspects, wanted, own).await?;
+        let own_only = std::mem::take(&mut self.own_only);
         // Only a worker with nothing of its own to do helps with the lanes of others.
-        if run.is_ordered() && !own.help && got.is_nothing() && run.ledger.load.events() == 0 {
+        if run.is_ordered() && !own.help && !own_only && got.is_nothing() && run.ledger.load.events() == 0 {
             got = self.take(suspects, wanted, Share { help: true, ..own }).await?;
         }
         self.judge(got, wanted, business).await

@@ -62,7 +62,7 @@ impl Claimer {
             () = self.listener.wait() => {}
             () = clock.sleep_until(next.map_or(poll, |next| next.min(poll))) => {}
             () = run.tram.gate().wanted() => {}
-            _ = self.living.changed(), if ordered => {}
+            _ = self.living.changed(), if ordered => self.own_only = true,
             () = tokio::time::sleep(again.unwrap_or(SLOW_POLL)), if again.is_some() => {}
         }
     }
