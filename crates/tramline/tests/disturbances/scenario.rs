@@ -23,13 +23,19 @@ pub(crate) const LEASE: Duration = Duration::from_millis(1000);
 
 /// In so many disturbances old leases are settled again.
 const ENOUGH: usize = 24;
-/// In so many disturbances somebody comes back for what he lost; in fewer of them, on a slow machine, perhaps nobody does in time.
-const MANY: usize = 60;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Gives how many events journals have saved from being lost by a kill: how often that happens is a matter of chance.
-pub(crate) async fn run(store: &str, disturbances: usize, seed: u64) -> usize {
+/// What is checked whenever it happens. How often that is, is a matter of chance where there are few disturbances.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// Leases that were lost and taken over in time.
+    pub(crate) taken_over: usize,
+    /// Events that journals have saved from being lost by a kill.
+    pub(crate) never_begun: usize,
+}
+
+pub(crate) async fn run(store: &str, disturbances: usize, seed: u64) -> Seen {
     let place = Place::named(store).await;
     let tram = Tramline::open(&place.url).await.unwrap();
     worker(&tram, UNORDERED).subscribe().await.unwrap();
@@ -53,7 +59,8 @@ pub(crate) async fn run(store: &str, disturbances: usize, seed: u64) -> usize {
     }
     end_emitter(&mut disturber.crew, &recorder).await;
     let log = finish(&tram, &recorder).await;
-    let (Disturber { kept_away, taken_over, .. }, never_begun) = (&disturber, disturber.crew.never_begun);
+    let (kept_away, taken_over, never_begun) =
+        (disturber.kept_away, disturber.taken_over, disturber.crew.never_begun);
     println!(
         "  {} events acknowledged, {} sent, {} records; {taken_over} of {kept_away} lost leases taken over, {refused:?} stale settlements, \
          {never_begun} never begun before a kill",
@@ -62,14 +69,13 @@ pub(crate) async fn run(store: &str, disturbances: usize, seed: u64) -> usize {
         log.records.len(),
     );
     // What is checked whenever it happens has to happen.
-    assert!(disturbances < MANY || *taken_over > 0, "no lease that was lost was ever taken over");
     assert!(
         disturbances < ENOUGH || refused.iter().all(|times| *times > 0),
         "stale settlements of {subscriptions:?}: {refused:?}"
     );
     drop(disturber);
     place.remove().await;
-    never_begun
+    Seen { taken_over, never_begun }
 }
 
 /// What it has begun to emit is acknowledged or in doubt before anybody looks.
