@@ -56,14 +56,28 @@ pub(super) async fn measure(
     Ok(())
 }
 
-/// `push_p99_us` and `push_p99_hanging_us`: from the emit to healthy receivers, when all are healthy and when a tenth hang.
+/// `push_p99_us` and `push_p99_hanging_us`: from the emit to healthy receivers, when the others are healthy too and when they hang.
 pub(super) async fn isolation(target: &Target, size: Size, samples: &mut Samples) -> Result<(), BoxError> {
+    let receiver = Receiver::start().await?;
+    let tram = Tramline::open(target.url()).await?;
+    for n in 0..SUBSCRIBERS {
+        let path = if n % HANGS == 0 { "x" } else { "timed" };
+        subscribe(&tram, &subscriber(n), of_crowd(&receiver, path)).await?;
+    }
     for round in 0..size.rounds {
         for (metric, hanging) in [("push_p99_us", false), ("push_p99_hanging_us", true)] {
-            let name = format!("isolation-{round}-{hanging}");
-            samples.add(metric, healthy_p99(target, &name, hanging, size.idle).await?);
+            let others = if hanging { hang(&tram, &receiver, round).await? } else { Vec::new() };
+            samples.add(metric, healthy_p99(target, &receiver, &others, size.idle).await?);
+            for name in others {
+                tram.delete_subscription(&name).await?;
+            }
         }
     }
+    for n in 0..SUBSCRIBERS {
+        tram.delete_subscription(&subscriber(n)).await?;
+    }
+    tram.close().await;
+    receiver.stop();
     Ok(())
 }
 
@@ -148,15 +162,43 @@ async fn latency(target: &Target, round: usize, count: usize) -> Result<f64, Box
     Ok(quantile(times, 0.5))
 }
 
-async fn healthy_p99(target: &Target, name: &str, hanging: bool, time: Duration) -> Result<f64, BoxError> {
-    let (node, receiver) = (Node::start(target).await?, Receiver::start().await?);
-    let topic = |n: usize| format!("{name}-{n}");
-    for n in 0..SUBSCRIBERS {
-        let path = if hanging && n % HANGS == 0 { "hang" } else { "timed" };
-        let push =
-            Push { timeout: Duration::ZERO, request_timeout: GIVEN_UP, ..Push::to(receiver.url(path)) };
-        subscribe(&node.tram, &topic(n), push).await?;
+fn subscriber(n: usize) -> String {
+    format!("isolation-{n}")
+}
+
+fn of_crowd(receiver: &Receiver, path: &str) -> Push {
+    Push { timeout: Duration::ZERO, request_timeout: GIVEN_UP, ..Push::to(receiver.url(path)) }
+}
+
+/// New ones each time: what has failed before is left alone for a while.
+async fn hang(tram: &Tramline, receiver: &Receiver, round: usize) -> Result<Vec<String>, BoxError> {
+    let names: Vec<String> =
+        (0..SUBSCRIBERS).step_by(HANGS).map(|n| format!("isolation-hang-{round}-{n}")).collect();
+    for name in &names {
+        subscribe(tram, name, of_crowd(receiver, "hang")).await?;
     }
+    Ok(names)
+}
+
+/// Of those who are timed. If there are `others`, they have the places of those who are not.
+async fn healthy_p99(
+    target: &Target,
+    receiver: &Receiver,
+    others: &[String],
+    time: Duration,
+) -> Result<f64, BoxError> {
+    let node = Node::start(target).await?;
+    let topic = |n: usize| match others.get(n / HANGS) {
+        Some(other) if n % HANGS == 0 => other.clone(),
+        _ => subscriber(n),
+    };
+    // One event each, so that all of them are being served when it begins.
+    let before = receiver.requests();
+    node.tram.emit((0..SUBSCRIBERS).map(|n| event(&topic(n), 0)).collect::<Vec<_>>()).await?;
+    while receiver.requests() < before + SUBSCRIBERS {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    receiver.take_times();
     let mut ticks = tokio::time::interval(PACE / 20);
     let start = Instant::now();
     let mut turn = 0;
@@ -168,13 +210,8 @@ async fn healthy_p99(target: &Target, name: &str, hanging: bool, time: Duration)
         node.tram.emit(batch).await?;
         turn += 1;
     }
-    let times = receiver.times();
-    for n in 0..SUBSCRIBERS {
-        node.tram.delete_subscription(&topic(n)).await?;
-    }
     node.stop().await?;
-    receiver.stop();
-    Ok(quantile(times, 0.99))
+    Ok(quantile(receiver.take_times(), 0.99))
 }
 
 async fn subscribe(tram: &Tramline, name: &str, push: Push) -> Result<(), BoxError> {
@@ -264,8 +301,8 @@ impl Receiver {
         self.seen.requests.load(Ordering::Relaxed)
     }
 
-    fn times(&self) -> Vec<f64> {
-        self.seen.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn take_times(&self) -> Vec<f64> {
+        std::mem::take(&mut *self.seen.times.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn stop(self) {
