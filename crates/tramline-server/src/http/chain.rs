@@ -86,18 +86,18 @@ pub(crate) async fn chain(
         true => caller.visible(&app.ask(app.tram.subscriptions()).await?),
         false => Default::default(),
     };
-    let mut items = Vec::with_capacity(page.events.len());
-    for event in &page.events {
-        let mut deliveries = None;
-        if of.deliveries {
+    let mut deliveries = Vec::new();
+    if of.deliveries {
+        for event in &page.events {
             // What went out of retention a moment ago has none any more.
             let view = app.ask(app.tram.event(event.id)).await?;
             let all = view.into_iter().flat_map(|view| view.deliveries);
-            let seen = all.filter(|one| visible.contains(&one.subscription)).collect();
-            deliveries = Some(life::told(&app, seen).await?);
+            deliveries.push(all.filter(|one| visible.contains(&one.subscription)).collect());
         }
-        items.push(LinkOut { event: EventOut::new(event), deliveries });
     }
+    let mut deliveries = life::told_of_each(&app, deliveries).await?.into_iter();
+    let link = |event| LinkOut { event: EventOut::new(event), deliveries: deliveries.next() };
+    let items = page.events.iter().map(link).collect();
     let answer = ChainOut { items, next: page.next.map(Id) };
     Ok(json_response(StatusCode::OK, serde_json::to_vec(&answer)?))
 }

@@ -57,8 +57,14 @@ pub(crate) struct DroppedOut {
 
 /// What subscriptions make of an event.
 pub(crate) async fn told(app: &App, deliveries: Vec<Delivery>) -> Answer<Vec<DeliveryOut>> {
-    let owners = Owners::of(app, &deliveries).await?;
-    Ok(deliveries.into_iter().map(|delivery| DeliveryOut::new(&owners, delivery)).collect())
+    Ok(told_of_each(app, vec![deliveries]).await?.pop().unwrap_or_default())
+}
+
+/// The same of several events.
+pub(crate) async fn told_of_each(app: &App, all: Vec<Vec<Delivery>>) -> Answer<Vec<Vec<DeliveryOut>>> {
+    let owners = Owners::of(app, all.iter().flatten()).await?;
+    let told = |one: Vec<Delivery>| one.into_iter().map(|one| DeliveryOut::new(&owners, one)).collect();
+    Ok(all.into_iter().map(told).collect())
 }
 
 /// The names of those who have events, as far as they are known.
@@ -67,10 +73,10 @@ struct Owners(HashMap<Incarnation, String>);
 impl Owners {
     /// A claim through this node is known here. All others are looked up among the workers of the store, which are asked for only then:
     /// most events are in nobody's hands.
-    async fn of(app: &App, deliveries: &[Delivery]) -> Answer<Owners> {
+    async fn of(app: &App, deliveries: impl Iterator<Item = &Delivery>) -> Answer<Owners> {
         let mut names = HashMap::new();
         let mut is_unknown = false;
-        for owner in deliveries.iter().filter_map(|delivery| delivery.worker) {
+        for owner in deliveries.filter_map(|delivery| delivery.worker) {
             match app.workers.name(owner) {
                 Some(name) => drop(names.insert(owner, name.to_string())),
                 None => is_unknown = true,

@@ -59,3 +59,28 @@ async fn an_emit_of_another_process_wakes_only_those_whom_it_concerns() {
     drop(pulse);
     store.close().await;
 }
+
+/// The story: its number is that of the first one, which counted as this process's own, so that nobody here was told of it.
+#[tokio::test]
+async fn a_duplicate_of_what_another_process_has_emitted_hides_nothing() {
+    let store = Private::open().await;
+    let one = subscribe(&store, "one").await;
+    let twin = open(&store.url).await.unwrap();
+    store.claim(one, 1).await;
+    let pulse = Pulse::new(store.store.clone());
+    let mut listener = pulse.listen(one);
+    rings(&mut listener).await;
+    for number in 0..5 {
+        let emit = || {
+            let event = Event::new("one", "x").unique(number.to_string());
+            Emit { units: vec![vec![event]], now: None }
+        };
+        twin.emit(emit()).await.unwrap()[0].as_ref().unwrap();
+        let again = store.store.emit(emit()).await.unwrap();
+        assert!(again[0].as_ref().unwrap().events[0].duplicate);
+        rings(&mut listener).await;
+    }
+    twin.close().await;
+    drop(pulse);
+    store.close().await;
+}

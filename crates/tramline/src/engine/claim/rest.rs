@@ -58,6 +58,8 @@ impl Claimer {
         let poll = clock.reading() + SLOW_POLL;
         let ordered = run.is_ordered();
         tokio::select! {
+            // A hint is worth more than who has come or gone, after which only a part is looked at.
+            biased;
             () = self.stop.cancelled() => {}
             () = self.listener.wait() => {}
             () = clock.sleep_until(next.map_or(poll, |next| next.min(poll))) => {}

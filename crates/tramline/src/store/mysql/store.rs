@@ -143,7 +143,8 @@ impl Store for MysqlStore {
         let answers = self.emit_units(emit).await?;
         // What is repeated may be somebody else's, of which nobody here was told.
         let own = answers.iter().flatten().filter(|emission| !emission.repeated);
-        let events = own.flat_map(|emission| &emission.events);
+        // Nor is a duplicate an event of this emit.
+        let events = own.flat_map(|emission| &emission.events).filter(|event| !event.duplicate);
         let chunks: BTreeSet<ChunkId> = events.map(|event| event.id.chunk()).collect();
         self.common.remember_own(chunks.into_iter());
         Ok(answers)

@@ -62,11 +62,12 @@ impl PostgresStore {
         self.claim_rest(claim, due, &known, began).await
     }
 
-    /// Whether claims of a subscription can be made in one call.
+    /// Whether claims of a subscription can be made in one call. Not at most once: an answer that is lost consumes what it has, which is not
+    /// to be more than one of them wanted.
     pub(super) fn may_claim_together(&self, id: SubscriptionId) -> bool {
         let known = self.cache.get();
-        let is_plain = |it: &Subscription| is_plain(&it.policy);
-        known.require_subscription(id).is_ok_and(is_plain) && self.floors.way(id, Instant::now()) == Way::Call
+        let may = |it: &Subscription| is_plain(&it.policy) && !it.policy.is_at_most_once();
+        known.require_subscription(id).is_ok_and(may) && self.floors.way(id, Instant::now()) == Way::Call
     }
 
     /// Several claims in one call, as far as that will do for them. The steps of one that needs more would hold up all others, whose leases

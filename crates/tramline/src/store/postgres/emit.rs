@@ -3,6 +3,7 @@
 use super::PostgresStore;
 use super::session::{Begin, CatalogCache, POOLED, Planner, Session};
 use super::step::{Tries, lost_against_another, was_cancelled};
+use super::tell::Telling;
 use crate::error::{Error, Result};
 use crate::model::event::{Due, Event};
 use crate::model::id::ChunkId;
@@ -26,6 +27,7 @@ pub(super) const GROUP_WAIT: Duration = Duration::from_millis(100);
 pub(super) const LONG_WAIT: Duration = Duration::from_secs(5);
 /// A delay that no sum with a time can overflow: about 30,000 years.
 const LONGEST_DELAY: i64 = 1_000_000_000_000_000;
+
 /// How a plan is written.
 #[derive(Default)]
 pub(super) struct With {
@@ -36,7 +38,7 @@ pub(super) struct With {
     /// How long to wait for a key.
     pub(super) wait: Option<Duration>,
     /// What to tell whoever waits, once it is committed. Only for a [`Plain`] plan, and not inside of a transaction.
-    pub(super) hint: Option<String>,
+    pub(super) telling: Option<Telling>,
 }
 
 impl With {
@@ -104,10 +106,9 @@ impl PostgresStore {
             let catalog = self.catalog(&mut conn).await?;
             let Some(plan) = self.plan(units, &catalog) else { continue };
             let lone = !self.texts.pooled && units.len() == 1 && Plain::of(&plan).is_some();
-            let mut told = if lone { emitting.hint(plan.wake(0)) } else { None };
-            let hint = told.as_ref().map(|(_, hint)| hint.clone());
-            let with = With { version: Some(catalog.version), now, wait: Some(wait), hint };
-            let before = self.speech.newest();
+            let mut told = if lone { emitting.telling(plan.wake(0)) } else { None };
+            let telling = told.as_ref().map(|(_, telling)| telling.clone());
+            let with = With { version: Some(catalog.version), now, wait: Some(wait), telling };
             let stored = if self.texts.pooled {
                 let mut tx = sqlx::Connection::begin(&mut *conn).await?;
                 asked(self.answer, self.texts.query(POOLED).execute(&mut *tx)).await?;
@@ -116,10 +117,13 @@ impl PostgresStore {
                 stored
             } else {
                 match self.store(&mut conn, &plan, with).await {
-                    Err(error) if told.take().is_some() => {
-                        Some(self.stored_untold(&mut conn, before, error).await?)
-                    }
-                    stored => stored?,
+                    Err(error) => match told.take() {
+                        Some((_, telling)) => {
+                            Some(self.stored_untold(&mut conn, &telling.mark, error).await?)
+                        }
+                        None => return Err(error),
+                    },
+                    Ok(stored) => stored,
                 }
             };
             conn.keep();
@@ -245,7 +249,6 @@ impl PostgresStore {
             return Ok(None);
         }
         let chunks: Vec<i64> = row.try_get::<Option<Vec<i64>>, _>(1)?.unwrap_or_default();
-        self.speech.drew(chunks.iter().copied().max().unwrap_or_default());
         Ok(Some(Stored { chunks: chunks.into_iter().map(ChunkId).collect(), heads: row.try_get(2)? }))
     }
 
@@ -258,12 +261,12 @@ impl PostgresStore {
         let quiet = "SELECT stored_at, new_chunk, prev FROM tramline_emit_chunk($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
                      $12, $13, $14, $15, $16)";
         let telling = "CALL tramline_emit_and_tell($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, \
-                       $17, $18, NULL, NULL, NULL)";
+                       $17, $18, $19, NULL, NULL, NULL)";
         let Plain { chunk, head, due } = plain;
         let slices = &chunk.slices;
         let query = self
             .texts
-            .query(if with.hint.is_some() { telling } else { quiet })
+            .query(if with.telling.is_some() { telling } else { quiet })
             .bind(with.version)
             .bind(with.now.map(|now| now.0))
             .bind(with.wait.map(millis))
@@ -280,32 +283,29 @@ impl PostgresStore {
             .bind(slices.iter().map(|slice| slice.lane.0).collect::<Vec<i64>>())
             .bind(slices.iter().map(|slice| i64::from(slice.priority)).collect::<Vec<i64>>())
             .bind(slices.iter().map(|slice| slice.mask.to_i64()).collect::<Vec<i64>>());
-        let query = match with.hint {
-            Some(hint) => query.bind(self.wake_channel()).bind(hint),
+        let query = match with.telling {
+            Some(Telling { hint, mark }) => query.bind(self.wake_channel()).bind(hint).bind(mark),
             None => query,
         };
         let row = asked(self.answer, query.fetch_one(conn)).await?;
         let Some(chunk) = row.try_get::<Option<i64>, _>(1)? else { return Ok(None) };
-        self.speech.drew(chunk);
         let heads = row.try_get::<Option<i64>, _>(2)?.into_iter().collect();
         Ok(Some(Stored { chunks: vec![ChunkId(chunk)], heads }))
     }
 
     /// What became of an emit that failed, and was to tell after its commit: a cancel that comes during that ends the telling, and what
-    /// is stored would be an error. `before`: the newest number that this process knew before it. Whatever else was drawn by this
-    /// connection is not newer, so that a newer one which is there is this emit's.
-    async fn stored_untold(&self, conn: &mut PgConnection, before: i64, error: Error) -> Result<Stored> {
+    /// is stored would be an error. Only its own mark proves that: what this connection drew last may be of an emit whose caller has gone.
+    async fn stored_untold(&self, conn: &mut PgConnection, mark: &str, error: Error) -> Result<Stored> {
         if !was_cancelled(&error) {
             return Err(error);
         }
-        let sql = "SELECT c.chunk, c.prevs[1] FROM tramline_chunk c \
-                   WHERE c.chunk = currval('tramline_chunk_number') AND c.chunk > $1";
-        let query = self.texts.query(sql).bind(before);
+        let sql = "SELECT c.chunk, c.prevs[1] FROM tramline_chunk c WHERE c.chunk = CASE \
+                   WHEN split_part(current_setting('tramline.stored', true), ':', 1) = $1 \
+                   THEN split_part(current_setting('tramline.stored', true), ':', 2)::bigint END";
+        let query = self.texts.query(sql).bind(mark);
         let Ok(Some(row)) = asked(self.answer, query.fetch_optional(conn)).await else { return Err(error) };
-        let chunk: i64 = row.try_get(0)?;
-        self.speech.drew(chunk);
         let heads = row.try_get::<Option<i64>, _>(1)?.into_iter().collect();
-        Ok(Stored { chunks: vec![ChunkId(chunk)], heads })
+        Ok(Stored { chunks: vec![ChunkId(row.try_get(0)?)], heads })
     }
 }
 

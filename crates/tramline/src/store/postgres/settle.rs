@@ -225,19 +225,19 @@ fn bind_leases<'a>(query: Query, leases: impl Iterator<Item = &'a Lease> + Clone
         .bind(column(|lease| lease.owner.0))
 }
 
-/// Locks the rows that leases name, in the order of their numbers, whether or not the leases still hold.
+/// Locks the rows of leases that hold, in the order of their numbers. An old lease waits for nobody: whoever has its row now may keep it
+/// locked for long, in a transaction of his own.
 async fn lock_slices<'a>(
     session: &mut Session<'_>,
     id: SubscriptionId,
     leases: impl Iterator<Item = &'a Lease> + Clone,
 ) -> Result<BTreeMap<(ChunkId, SliceId), Slice>> {
-    let sql = "SELECT {slice} FROM tramline_slice s JOIN unnest($2::bigint[], $3::bigint[]) AS u(chunk, id) \
-               ON s.chunk = u.chunk AND s.id = u.id WHERE s.subscription + 0 = $1 ORDER BY s.chunk, s.id FOR UPDATE OF s";
-    let query = session
-        .query(sql)
-        .bind(id.0)
-        .bind(leases.clone().map(|lease| lease.chunk.0).collect::<Vec<i64>>())
-        .bind(leases.map(|lease| lease.slice.0).collect::<Vec<i64>>());
+    let sql = "SELECT {slice} FROM tramline_slice s \
+               JOIN unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[]) \
+               AS u(chunk, id, lane, epoch, owner) ON s.chunk = u.chunk AND s.id = u.id AND s.lane = u.lane \
+               AND s.epoch = u.epoch AND s.owner = u.owner \
+               WHERE s.subscription + 0 = $1 ORDER BY s.chunk, s.id FOR UPDATE OF s";
+    let query = bind_leases(session.query(sql).bind(id.0), leases);
     let rows = slices(&session.all(query).await?)?;
     Ok(rows.into_iter().map(|slice| ((slice.chunk, slice.id), slice)).collect())
 }

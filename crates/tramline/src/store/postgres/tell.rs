@@ -5,28 +5,27 @@
 use crate::model::id::SubscriptionId;
 use crate::wake::relay::Voice;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 #[derive(Debug, Default)]
 pub(super) struct Speech {
     voice: OnceLock<Voice>,
+    /// How many emits are under way, and how many hints went with one.
     emits: AtomicUsize,
-    /// The newest chunk that this process knows to be drawn by one of its connections.
-    newest: AtomicI64,
+    marks: AtomicU64,
+}
+
+/// What goes with an emit.
+#[derive(Clone, Debug)]
+pub(super) struct Telling {
+    pub(super) hint: String,
+    /// What the connection remembers when the emit is stored; no other emit of this process has the same.
+    pub(super) mark: String,
 }
 
 impl Speech {
     pub(super) fn begin(&self, voice: Voice) {
         self.voice.set(voice).ok(); // the first one stays
-    }
-
-    pub(super) fn newest(&self) -> i64 {
-        self.newest.load(Ordering::SeqCst)
-    }
-
-    /// Told before the connection that drew the number is used again.
-    pub(super) fn drew(&self, chunk: i64) {
-        self.newest.fetch_max(chunk, Ordering::SeqCst);
     }
 
     /// An emit of this process has begun.
@@ -42,13 +41,15 @@ pub(super) struct Emitting<'s> {
 }
 
 impl<'s> Emitting<'s> {
-    /// The hint to say with the emit, if it is to be said with it.
-    pub(super) fn hint(&self, ids: &[SubscriptionId]) -> Option<(&'s Voice, String)> {
+    /// What to tell with the emit, if it is to be told with it.
+    pub(super) fn telling(&self, ids: &[SubscriptionId]) -> Option<(&'s Voice, Telling)> {
         let voice = self.speech.voice.get().filter(|_| self.alone && !ids.is_empty())?;
         if voice.is_heard(ids) {
             return None;
         }
-        Some((voice, voice.hint(ids)?))
+        let hint = voice.hint(ids)?;
+        let mark = self.speech.marks.fetch_add(1, Ordering::Relaxed).to_string();
+        Some((voice, Telling { hint, mark }))
     }
 }
 

@@ -162,12 +162,16 @@ CREATE PROCEDURE tramline_emit_and_tell(
     plan_version bigint, at_time bigint, wait_ms bigint, topic_id bigint, event_key text, event_state bytea,
     events int, weight int, chunk_meta text, chunk_body bytea, after_ms bigint, due bigint,
     slice_subscriptions bigint[], slice_lanes bigint[], slice_ranks bigint[], slice_masks bigint[], channel text, hint text,
-    INOUT stored_at bigint, INOUT new_chunk bigint, INOUT prev bigint
+    mark text, INOUT stored_at bigint, INOUT new_chunk bigint, INOUT prev bigint
 ) LANGUAGE plpgsql AS $$
+DECLARE
+    marked text;
 BEGIN
     SELECT e.stored_at, e.new_chunk, e.prev INTO stored_at, new_chunk, prev
     FROM tramline_emit_chunk(plan_version, at_time, wait_ms, topic_id, event_key, event_state, events, weight, chunk_meta,
         chunk_body, after_ms, due, slice_subscriptions, slice_lanes, slice_ranks, slice_masks) e;
+    -- If the telling is ended, the connection still knows whose event is stored. Undone with the event.
+    marked := set_config('tramline.stored', mark || ':' || new_chunk, false);
     COMMIT;
     -- A queue without room would turn what is stored into an error.
     IF new_chunk IS NOT NULL AND pg_notification_queue_usage() < 0.5 THEN
