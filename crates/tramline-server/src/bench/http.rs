@@ -1,5 +1,5 @@
-//! The server over HTTP, beside a bare endpoint that reads the same JSON and does nothing with it. Server and clients share
-//! this process and its processors.
+//! The server over HTTP, beside a bare endpoint that reads the same JSON and does nothing with it. Servers and clients share this
+//! process and its processors.
 
 use super::row::{BoxError, rate};
 use super::target::Target;
@@ -9,7 +9,7 @@ use crate::serve::Server;
 use axum::Router;
 use axum::body::Bytes;
 use axum::http::StatusCode;
-use axum::http::header::HOST;
+use axum::http::header::{CONTENT_TYPE, HOST};
 use axum::routing::post;
 use axum::serve::ListenerExt;
 use http_body_util::{BodyExt, Full};
@@ -48,15 +48,15 @@ pub(super) async fn measure(
     let one = one.to_string();
 
     let bare = Bare::start().await?;
-    samples.add("http_bare", posts(&client, &bare.url, &one, size.singles).await?);
+    samples.add("http_bare", posts(bare.address, "/emit", &one, size.singles).await?);
     bare.accepting.abort();
 
     let config = Config { listen: "127.0.0.1:0".into(), store: target.url().into(), ..Config::defaults()? };
     let server = Server::start(config).await?;
     let base = format!("http://{}/v1", server.address());
-    let url = format!("{base}/topics/http-{round}/events");
-    samples.add("http_emit_single", posts(&client, &url, &one, size.singles).await?);
-    let requests = posts(&client, &url, &many, size.singles).await?;
+    let path = format!("/v1/topics/http-{round}/events");
+    samples.add("http_emit_single", posts(server.address(), &path, &one, size.singles).await?);
+    let requests = posts(server.address(), &path, &many, size.singles).await?;
     samples.add("http_emit_100", requests * MANY as f64);
 
     let name = format!("http-work-{round}");
@@ -71,19 +71,29 @@ pub(super) async fn measure(
     Ok(())
 }
 
-/// Requests per second of clients that each wait for their answer.
-async fn posts(client: &Client, url: &str, body: &str, time: Duration) -> Result<f64, BoxError> {
+/// Requests per second of clients that each wait for their answer. They have a thread and a runtime of their own, as if they were another
+/// process: whoever waits for a commit must not be in the way of those who ask.
+async fn posts(address: SocketAddr, path: &str, body: &str, time: Duration) -> Result<f64, BoxError> {
+    let (path, body) = (path.to_owned(), Bytes::from(body.to_owned()));
+    let clients = move || -> Result<f64, BoxError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(post_all(address, path, body, time))
+    };
+    tokio::task::spawn_blocking(clients).await?
+}
+
+async fn post_all(address: SocketAddr, path: String, body: Bytes, time: Duration) -> Result<f64, BoxError> {
     let start = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..CONNECTIONS {
-        let (client, url, body) = (client.clone(), url.to_owned(), Bytes::from(body.to_owned()));
+        let (path, body) = (path.clone(), body.clone());
         tasks.spawn(async move {
-            let mut sent = 0;
+            let (mut line, mut sent) = (Line::open(address).await?, 0);
             while start.elapsed() < time {
-                send(&client, &url, body.clone()).await?;
+                line.post(&path, body.clone()).await?;
                 sent += 1;
             }
-            Ok::<usize, reqwest::Error>(sent)
+            Ok::<usize, BoxError>(sent)
         });
     }
     let mut sent = 0;
@@ -177,7 +187,7 @@ fn outcomes(claimed: &[u8]) -> Result<(String, usize), BoxError> {
     Ok((serde_json::to_string(&Results { results })?, count))
 }
 
-/// A connection of one worker, and nothing around it: what it costs the client is taken from the server.
+/// A connection of one client, and nothing around it: what it costs the client is taken from the server.
 struct Line(client::SendRequest<Full<Bytes>>);
 
 impl Line {
@@ -189,11 +199,11 @@ impl Line {
         Ok(Line(sender))
     }
 
-    async fn post(&mut self, path: &str, body: String) -> Result<Bytes, BoxError> {
-        let request = Request::post(path).header(HOST, "127.0.0.1").body(Full::new(body.into()))?;
-        let answer = self.0.send_request(request).await?;
+    async fn post(&mut self, path: &str, body: impl Into<Bytes>) -> Result<Bytes, BoxError> {
+        let request = Request::post(path).header(HOST, "127.0.0.1").header(CONTENT_TYPE, "application/json");
+        let answer = self.0.send_request(request.body(Full::new(body.into()))?).await?;
         match answer.status() {
-            StatusCode::OK => Ok(answer.into_body().collect().await?.to_bytes()),
+            status if status.is_success() => Ok(answer.into_body().collect().await?.to_bytes()),
             status => Err(format!("the server answered {status}").into()),
         }
     }
@@ -201,17 +211,17 @@ impl Line {
 
 /// What a server does at least: started as axum's documentation starts one, without any of the limits of ours.
 struct Bare {
-    url: String,
+    address: SocketAddr,
     accepting: JoinHandle<std::io::Result<()>>,
 }
 
 impl Bare {
     async fn start() -> Result<Bare, BoxError> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!("http://{}/emit", listener.local_addr()?);
+        let address = listener.local_addr()?;
         let router = Router::new().route("/emit", post(read_and_forget));
         let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-        Ok(Bare { url, accepting: tokio::spawn(axum::serve(listener, router).into_future()) })
+        Ok(Bare { address, accepting: tokio::spawn(axum::serve(listener, router).into_future()) })
     }
 }
 
