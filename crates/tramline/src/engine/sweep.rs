@@ -20,7 +20,7 @@ const LIMIT: u32 = 1_000;
 const STEPS: usize = 50;
 const SOON: Duration = Duration::from_secs(1);
 /// After a step the housekeeping rests for so many times as long as it took: whoever works meanwhile keeps most of the store.
-const REST: u32 = 4;
+const REST: u32 = 10;
 
 pub(crate) async fn keep_sweeping(presence: Arc<Presence>, stop: CancellationToken) {
     let mut pause = EVERY;

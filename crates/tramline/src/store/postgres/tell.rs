@@ -19,7 +19,7 @@ pub(super) struct Speech {
 #[derive(Clone, Debug)]
 pub(super) struct Telling {
     pub(super) hint: String,
-    /// What the connection remembers when the emit is stored; no other emit of this process has the same.
+    /// What the connection remembers when the emit is stored; no other emit has the same, as a hint names its process.
     pub(super) mark: String,
 }
 
@@ -48,7 +48,7 @@ impl<'s> Emitting<'s> {
             return None;
         }
         let hint = voice.hint(ids)?;
-        let mark = self.speech.marks.fetch_add(1, Ordering::Relaxed).to_string();
+        let mark = format!("{hint} {}", self.speech.marks.fetch_add(1, Ordering::Relaxed));
         Some((voice, Telling { hint, mark }))
     }
 }
