@@ -1,17 +1,14 @@
 //! The server over HTTP, beside a bare endpoint that reads the same JSON and does nothing with it. Servers and clients share this
 //! process and its processors.
 
+use super::bare;
 use super::row::{BoxError, rate};
 use super::target::Target;
 use super::{PAYLOAD, Samples, Size};
 use crate::config::Config;
 use crate::serve::Server;
-use axum::Router;
 use axum::body::Bytes;
-use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HOST};
-use axum::routing::post;
-use axum::serve::ListenerExt;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::client::conn::http1 as client;
@@ -19,12 +16,10 @@ use hyper_util::rt::TokioIo;
 use reqwest::Client;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use serde_json::value::RawValue;
-use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 /// How many connections are kept open.
 const CONNECTIONS: usize = 64;
@@ -47,9 +42,11 @@ pub(super) async fn measure(
     let many = json!(vec![one.clone(); MANY]).to_string();
     let one = one.to_string();
 
-    let bare = Bare::start().await?;
-    samples.add("http_bare", posts(bare.address, "/emit", &one, size.singles).await?);
-    bare.accepting.abort();
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let serving = tokio::spawn(bare::serve(listener));
+    samples.add("http_bare", posts(address, "/emit", &one, size.singles).await?);
+    serving.abort();
 
     let config = Config { listen: "127.0.0.1:0".into(), store: target.url().into(), ..Config::defaults()? };
     let server = Server::start(config).await?;
@@ -206,35 +203,5 @@ impl Line {
             status if status.is_success() => Ok(answer.into_body().collect().await?.to_bytes()),
             status => Err(format!("the server answered {status}").into()),
         }
-    }
-}
-
-/// What a server does at least: started as axum's documentation starts one, without any of the limits of ours.
-struct Bare {
-    address: SocketAddr,
-    accepting: JoinHandle<std::io::Result<()>>,
-}
-
-impl Bare {
-    async fn start() -> Result<Bare, BoxError> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
-        let router = Router::new().route("/emit", post(read_and_forget));
-        let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-        Ok(Bare { address, accepting: tokio::spawn(axum::serve(listener, router).into_future()) })
-    }
-}
-
-async fn read_and_forget(body: Bytes) -> StatusCode {
-    #[derive(Deserialize)]
-    struct Event<'a> {
-        #[serde(borrow, rename = "payload")]
-        _payload: &'a RawValue,
-        #[serde(rename = "type")]
-        _kind: &'a str,
-    }
-    match serde_json::from_slice::<Event<'_>>(&body) {
-        Ok(_) => StatusCode::NO_CONTENT,
-        Err(_) => StatusCode::BAD_REQUEST,
     }
 }

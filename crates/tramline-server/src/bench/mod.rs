@@ -7,9 +7,10 @@
 //! - `wakes`: what hints cost that come ten times
 //! - `pinned`, `retention`: what is measured of a database under stress, with `load` meanwhile
 //! - `push`: what is measured of push, beside a bare client
-//! - `http`: what is measured of the server, beside a bare endpoint
+//! - `http`: what is measured of the server, beside a bare endpoint (`bare`)
 //! - `process`, `queries`: memory, processor time and statements
 
+mod bare;
 mod drain;
 mod emit;
 mod http;
