@@ -189,7 +189,7 @@ async fn healthy_p99(
 ) -> Result<f64, BoxError> {
     let node = Node::start(target).await?;
     let topic = |n: usize| match others.get(n / HANGS) {
-        Some(other) if n % HANGS == 0 => other.clone(),
+        Some(other) if n.is_multiple_of(HANGS) => other.clone(),
         _ => subscriber(n),
     };
     // One event each, so that all of them are being served when it begins.
