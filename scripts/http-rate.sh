@@ -18,12 +18,7 @@ cargo build --release --quiet -p tramline-server --example bare
 
 target=${CARGO_TARGET_DIR:-target}
 folder=$(mktemp -d "$target/http-rate.XXXXXX")
-server=
-stop() {
-    [[ -z $server ]] || { kill "$server" && wait "$server" || true; } 2>/dev/null
-    server=
-}
-trap 'stop; rm -rf "$folder"' EXIT
+trap 'rm -rf "$folder"' EXIT
 
 cat >"$folder/emit.lua" <<END
 wrk.method = "POST"
@@ -31,12 +26,16 @@ wrk.headers["Content-Type"] = "application/json"
 wrk.body = '{"payload":"' .. string.rep("x", 100) .. '","type":"bench"}'
 END
 
-# Requests per second to a path of the server that a command starts. Anything but a 2xx answer is a failure.
+# Requests per second to a path of the server that a command starts. Anything but a 2xx answer is a failure. Run in a shell of its own,
+# with which the server ends.
 rate() {
-    local path=$1 printed
+    local path=$1 printed server
     shift
+    ! (exec 3<>/dev/tcp/127.0.0.1/7079) 2>/dev/null || fail "port 7079 is taken."
     "$@" >"$folder/log" 2>&1 &
     server=$!
+    # shellcheck disable=SC2064
+    trap "kill $server 2>/dev/null && wait $server || true" EXIT
     for _ in {1..100}; do
         (exec 3<>/dev/tcp/127.0.0.1/7079) 2>/dev/null && break
         kill -0 "$server" 2>/dev/null || fail "the server did not start: $(tail -n 5 "$folder/log")"
@@ -44,7 +43,6 @@ rate() {
     done
     printed=$(wrk -t 1 -c 64 -d 5 -s "$folder/emit.lua" "http://127.0.0.1:7079$path")
     [[ $printed != *Non-2xx* ]] || fail "the server refused: $printed"
-    stop
     sed -n 's/^Requests\/sec: *//p' <<<"$printed"
 }
 

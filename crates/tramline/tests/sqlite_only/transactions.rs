@@ -147,7 +147,7 @@ async fn a_receipt_wakes_a_worker_after_the_commit() {
     let (shutdown, running) = start(worker);
     let mut mine = store.connection();
     let mut woken = 0;
-    while woken < 3 {
+    for _ in 0..20 {
         counted.left_alone().await;
         let looked = counted.calls("claim");
         let tx = begin(&mut mine);
@@ -155,10 +155,14 @@ async fn a_receipt_wakes_a_worker_after_the_commit() {
         tx.commit().unwrap();
         counted.left_alone().await;
         // A worker may look whenever it likes; if it just did, this time shows nothing.
-        woken += usize::from(counted.calls("claim") == looked);
+        if counted.calls("claim") == looked {
+            assert!(told.try_recv().is_err(), "nobody told it yet");
+            woken += 1;
+        }
         receipt.wake();
         assert_eq!(told.recv().await.unwrap(), receipt.id());
     }
+    assert!(woken >= 3, "it looks all the time: {woken} of 20");
     shutdown.start();
     running.await.unwrap().unwrap();
 }
