@@ -146,6 +146,14 @@ impl ChunkRow {
     /// # Errors
     /// `Invalid` when the row was damaged or written by something else.
     pub fn decode(&self, topic: &Arc<str>) -> Result<Vec<StoredEvent>> {
+        self.select(topic, Mask::first(Mask::CAPACITY))
+    }
+
+    /// The events whose positions are in `mask`, in order.
+    ///
+    /// # Errors
+    /// `Invalid` when the row was damaged or written by something else.
+    pub fn select(&self, topic: &Arc<str>, mask: Mask) -> Result<Vec<StoredEvent>> {
         let metas: Vec<Meta<'_>> =
             serde_json::from_str(&self.meta).map_err(|error| self.damaged().because(error))?;
         let json: Arc<str> = Arc::from(JSON);
@@ -153,11 +161,16 @@ impl ChunkRow {
         let mut kinds = Interner(Arc::from(""));
         let mut types = Interner(json.clone());
         let mut at = 0;
-        let mut events = Vec::with_capacity(metas.len());
+        let mut events = Vec::with_capacity(metas.len().min(mask.count() as usize));
         for (index, Meta(kind, key, content_type, headers, length, _, item)) in metas.into_iter().enumerate()
         {
             if at + length > self.body.len() {
                 return Err(self.damaged());
+            }
+            let place = at..at + length;
+            at = place.end;
+            if !mask.contains(index as u32) {
+                continue;
             }
             let item = item.map(Item::read);
             events.push(StoredEvent {
@@ -166,14 +179,13 @@ impl ChunkRow {
                 kind: kinds.get(&kind),
                 key: key.as_deref().map(Arc::from),
                 prev: self.prevs.get(index).filter(|prev| **prev != 0).map(|prev| EventId(*prev)),
-                payload: self.body.slice(at..at + length),
+                payload: self.body.slice(place),
                 content_type: if content_type.is_empty() { json.clone() } else { types.get(&content_type) },
                 headers: self.headers(index, headers, &no_headers),
                 emitted_at: self.emitted_at,
                 item: item.map(|item| item.item),
                 item_ends_with: item.map(|item| item.subscription),
             });
-            at += length;
         }
         Ok(events)
     }
@@ -225,16 +237,6 @@ impl ChunkRow {
         let outlines = self.outlines()?;
         let items = mask.iter().filter_map(|index| outlines.get(index as usize)?.item);
         Ok(items.filter(|item| item.subscription == subscription).map(|item| item.item).collect())
-    }
-
-    /// The events whose positions are in `mask`.
-    ///
-    /// # Errors
-    /// `Invalid` when the row was damaged or written by something else.
-    pub fn select(&self, topic: &Arc<str>, mask: Mask) -> Result<Vec<StoredEvent>> {
-        let mut events = self.decode(topic)?;
-        events.retain(|event| mask.contains(event.id.index()));
-        Ok(events)
     }
 
     fn damaged(&self) -> Error {
@@ -304,6 +306,15 @@ mod tests {
                 prop_assert_eq!(&*stored.headers, &event.headers);
                 prop_assert_eq!(stored.prev, (index > 0).then_some(EventId(index as i64)));
             }
+        }
+
+        #[test]
+        fn what_is_selected_is_what_was_decoded(events in events(), bits in any::<i64>()) {
+            let (topic, mask): (Arc<str>, Mask) = (Arc::from("t"), Mask::from_i64(bits));
+            let row = row(encode(events.iter()), vec![]);
+            let mut all = row.decode(&topic).unwrap();
+            all.retain(|event| mask.contains(event.id.index()));
+            prop_assert_eq!(row.select(&topic, mask).unwrap(), all);
         }
     }
 

@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::model::chunk::ChunkRow;
 use crate::model::event::StoredEvent;
 use crate::model::id::{ChunkId, EventId, TallyId};
+use crate::model::mask::Mask;
 use crate::model::rule::RuleKind;
 use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
@@ -96,15 +97,33 @@ impl RawClaim {
         Ok(())
     }
 
+    /// What was taken of chunks that are not decoded yet: of one that lies in many lanes that is a few events.
+    fn choose(&self, catalog: &Catalog) -> Result<HashMap<ChunkId, (Mask, Vec<StoredEvent>)>> {
+        let mut taken: HashMap<ChunkId, Mask> = HashMap::with_capacity(self.chunks.len());
+        for slice in self.slices.iter().filter(|slice| !self.decoded.contains_key(&slice.chunk)) {
+            let mask = taken.entry(slice.chunk).or_default();
+            *mask = mask.plus(slice.mask);
+        }
+        let rows = taken.into_iter().filter_map(|(id, mask)| Some((id, mask, self.chunks.get(&id)?)));
+        rows.map(|(id, mask, row)| Ok((id, (mask, row.select(&catalog.topic_name(row.topic), mask)?))))
+            .collect()
+    }
+
     /// Decodes the events of what was taken.
     pub(crate) fn decode(mut self, catalog: &Catalog) -> Result<Claimed> {
-        self.decode_chunks(catalog)?;
+        let chosen = self.choose(catalog)?;
         let mut slices = Vec::with_capacity(self.slices.len());
         for slice in &self.slices {
-            let all = self.decoded.get(&slice.chunk).map_or(&[][..], |events| &events[..]);
+            let all = self.decoded.get(&slice.chunk).map(|events| &events[..]);
+            let some = chosen.get(&slice.chunk);
             let mut events = Vec::with_capacity(slice.mask.count() as usize);
             for index in slice.mask.iter() {
-                if let Some(event) = all.get(index as usize) {
+                let event = match (all, some) {
+                    (Some(all), _) => all.get(index as usize),
+                    (None, Some((mask, some))) => some.get(mask.and(Mask::first(index)).count() as usize),
+                    (None, None) => None,
+                };
+                if let Some(event) = event {
                     let skipped = self.skipped.remove(&event.id).unwrap_or_default();
                     events.push(ClaimedEvent { event: event.shown_to(slice.subscription), skipped });
                 }

@@ -20,6 +20,7 @@ mod snapshots;
 #[path = "../support/mod.rs"]
 mod support;
 mod tails;
+mod taken;
 mod tallies;
 #[path = "../server_only/transactions.rs"]
 mod transactions;

@@ -168,15 +168,18 @@ impl PostgresStore {
         let subscription = known.require_subscription(claim.subscription);
         let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
         let begin = Begin { may_be_lost, claims: true, ..Begin::writing(claim.now, claim.subscription) };
-        let (raw, catalog, look) =
+        let (raw, catalog, look, server) =
             step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
                 session.floor = floor.unwrap_or(session.floor);
                 session.proofs = Some(&self.proofs);
-                Ok((claim::claim(session, claim).await?, session.catalog.clone(), session.look.take()))
+                session.recent = Some(&self.recent);
+                let raw = claim::claim(session, claim).await?;
+                Ok((raw, session.catalog.clone(), session.look.take(), session.server))
             })?;
         if let Some(look) = look {
             self.proofs.keep(&look);
         }
+        self.recent.keep(server, &raw);
         Ok((raw, catalog))
     }
 

@@ -52,6 +52,9 @@ pub(super) async fn claim(session: &mut Session<'_>, claim: &Claim) -> Result<Ra
     } else {
         take_limited(session, claim, policy, outlook, &mut raw).await?;
     }
+    if let Some(recent) = session.recent.filter(|_| policy.is_ordered()) {
+        raw.chunks.extend(recent.find(session.server, &raw.missing()));
+    }
     let read = chunks(session, raw.missing().into_iter()).await?;
     raw.chunks.extend(read);
     raw.news = session.finish().await?;

@@ -3,6 +3,7 @@
 use super::failures;
 use super::rows::{slices, write_lanes};
 use super::session::{Ended, Query, Session};
+use super::taken::as_taken;
 use crate::error::Result;
 use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
@@ -178,6 +179,7 @@ async fn erase_left(
     let found = slices(&session.all(query).await?)?;
     erase_slices(session, &found).await?;
     if let Some(view) = &mut line {
+        let found: Vec<Slice> = found.into_iter().map(|slice| as_taken(slice, &session.starts)).collect();
         view.lane.leased -= taken_in_line(&found);
         view.let_go();
         write_lanes(session, &[&view.lane]).await?;

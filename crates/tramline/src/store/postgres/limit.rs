@@ -1,6 +1,7 @@
 //! Limits: what a claim may take, counted where it is, under a lock that only claims of the same subscription take.
 
 use super::claim::{Outlook, end_lapsed};
+use super::order::lanes;
 use super::rows::{apply, slices};
 use super::session::Session;
 use crate::error::Result;
@@ -61,10 +62,13 @@ pub(super) async fn keep(session: &mut Session<'_>, id: SubscriptionId, starts: 
 
 /// All that is leased, in whatever lane: as many rows as the limit allows events, at most.
 ///
-/// Uses `tramline_slice_claim (subscription, state, ..)`, one range per state.
+/// Uses `tramline_slice_claim (subscription, state, ..)`, one range per state, and one for each lane that is held.
 async fn leased(session: &mut Session<'_>, id: SubscriptionId) -> Result<Vec<(ChunkId, Mask)>> {
-    let sql = "SELECT s.chunk, s.mask FROM tramline_slice s WHERE s.subscription = $1 AND s.state IN (1, 7)";
-    let query = session.query(sql).bind(id.0);
+    let sql = "WITH n AS (SELECT * FROM unnest($2::bigint[]) AS n(lane)), {newest} \
+               SELECT s.chunk, s.mask FROM tramline_slice s WHERE s.subscription = $1 AND s.state IN (1, 7) \
+               UNION ALL SELECT s.chunk, s.mask FROM {lanes} JOIN tramline_slice s ON s.subscription = $1 AND s.state = 0 \
+                   AND s.lane = l.lane AND s.rank = 0 AND s.pos < l.low WHERE l.leased > 0";
+    let query = session.query(sql).bind(id.0).bind(lanes(session, id)?);
     let rows = session.all(query).await?;
     rows.iter().map(|row| Ok((ChunkId(row.try_get(0)?), Mask::from_i64(row.try_get(1)?)))).collect()
 }

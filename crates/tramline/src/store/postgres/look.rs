@@ -5,6 +5,7 @@ use super::failures;
 use super::rows::{chunk, chunks, lane, slices};
 use super::rules;
 use super::session::Session;
+use super::taken::{Start, Starts, as_taken};
 use crate::error::{Error, Result};
 use crate::model::event::StoredEvent;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SubscriptionId, TopicId};
@@ -32,7 +33,7 @@ use std::time::Duration;
 /// Sums of bit counts, in one walk over the subscription's slices. A row holds up to 64 events.
 pub(super) async fn stats(session: &mut Session<'_>, id: SubscriptionId) -> Result<Stats> {
     session.catalog.require_subscription(id)?;
-    let sql = "SELECT s.state, s.lane <> 0, s.due_at > $2, coalesce(l.owner <> 0 AND l.until > $2, false), \
+    let sql = "SELECT CASE WHEN s.state = 0 AND s.lane <> 0 AND s.pos < l.low THEN 1::smallint ELSE s.state END, s.lane <> 0, s.due_at > $2, coalesce(l.owner <> 0 AND l.until > $2, false), \
                sum(bit_count(s.mask::bit(64)))::bigint, min(s.due_at) \
                FROM tramline_slice s LEFT JOIN tramline_lane l ON l.subscription = s.subscription AND l.lane = s.lane \
                WHERE s.subscription = $1 GROUP BY 1, 2, 3, 4";
@@ -68,8 +69,9 @@ pub(super) async fn event(session: &mut Session<'_>, id: EventId) -> Result<Opti
         return Ok(None);
     };
     let Some(event) = row.decode(&topic)?.into_iter().nth(id.index() as usize) else { return Ok(None) };
-    let all = session.slices_of(&[id.chunk().0, event.prev.unwrap_or(id).chunk().0]).await?;
-    let lanes = lanes_of(session, &all).await?;
+    let stored = session.slices_of(&[id.chunk().0, event.prev.unwrap_or(id).chunk().0]).await?;
+    let (lanes, starts) = lanes_of(session, &stored).await?;
+    let all: Vec<Slice> = stored.into_iter().map(|slice| as_taken(slice, &starts)).collect();
     let blockers = blockers(session, &all, &event).await?;
     let history = failures::read(session, [id.chunk()]).await?;
     let mut deliveries = Vec::new();
@@ -118,15 +120,21 @@ pub(super) async fn trace(session: &mut Session<'_>, trace: &Trace) -> Result<Tr
 async fn lanes_of(
     session: &mut Session<'_>,
     slices: &[Slice],
-) -> Result<HashMap<(SubscriptionId, LaneId), Lane>> {
+) -> Result<(HashMap<(SubscriptionId, LaneId), Lane>, Starts)> {
     let sql = "SELECT {lane} FROM tramline_lane l JOIN unnest($1::bigint[], $2::bigint[]) AS u(subscription, lane) \
                ON l.subscription = u.subscription AND l.lane = u.lane";
     let query = session
         .query(sql)
         .bind(slices.iter().map(|slice| slice.subscription.0).collect::<Vec<i64>>())
         .bind(slices.iter().map(|slice| slice.lane.0).collect::<Vec<i64>>());
-    let rows = session.all(query).await?;
-    rows.iter().map(|row| lane(row).map(|lane| ((lane.subscription, lane.lane), lane))).collect()
+    let (mut lanes, mut starts) = (HashMap::new(), Starts::new());
+    for row in session.all(query).await? {
+        let found = lane(&row)?;
+        let place = (found.subscription, found.lane);
+        starts.insert(place, Start::of(&found, row.try_get(8)?));
+        lanes.insert(place, found);
+    }
+    Ok((lanes, starts))
 }
 
 /// What the key of an event waits for, in every subscription.

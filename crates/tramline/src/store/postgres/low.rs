@@ -2,8 +2,8 @@
 //!
 //! While an old transaction of anybody stays open, PostgreSQL keeps the index entries of everything that was taken since, and a claim passes
 //! over all of them, in every lane, also in those that are empty. So the row of a lane tells where its ready slices begin. Order hangs on
-//! that: what is ready below `low` is not seen, and what comes after it would be taken first. A margin of time, as claims without order
-//! have it (`floor.rs`), would not do; `low` is exact:
+//! that: what is ready below `low` is not seen (it counts as taken, see `taken.rs`), and what comes after it would be taken first. A margin
+//! of time, as claims without order have it (`floor.rs`), would not do; `low` is exact:
 //!
 //! - Who makes something ready in a lane again has locked the lane, and sets `low` back if that is below it ([`lower`]).
 //! - Emits lock no lane. But they draw numbers under the lock of their topic, so `low` is never raised beyond a number that an open
@@ -19,7 +19,9 @@ use super::look::writers;
 use super::session::Session;
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
+use crate::model::slice::State;
 use crate::model::time::Time;
+use crate::plan::Changes;
 use sqlx::Row;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,8 +29,17 @@ use std::time::Duration;
 
 /// How often somebody looks how far logs are complete.
 const EVERY: Duration = Duration::from_secs(1);
+/// Below all chunks.
+const NOTHING: ChunkId = ChunkId(-1);
 
-/// Sets the beginning of lanes back to what became ready in them. What a step has not locked is locked now.
+/// What is ready in lanes because of these changes.
+pub(super) fn made_ready(changes: &Changes) -> impl Iterator<Item = (LaneId, ChunkId)> {
+    let written = changes.update.iter().chain(&changes.insert);
+    let ready = written.filter(|slice| slice.state == State::Ready && slice.is_ordered());
+    ready.map(|slice| (slice.lane, slice.chunk))
+}
+
+/// Sets the beginning of lanes back to what became ready in them.
 pub(super) async fn lower(
     session: &mut Session<'_>,
     id: SubscriptionId,
@@ -36,7 +47,7 @@ pub(super) async fn lower(
 ) -> Result<()> {
     let mut first: BTreeMap<LaneId, i64> = BTreeMap::new();
     for (lane, chunk) in ready.filter(|(lane, _)| *lane != LaneId::UNORDERED) {
-        if session.lows.get(&(id, lane)).is_none_or(|low| chunk.0 < *low) {
+        if session.starts.get(&(id, lane)).is_none_or(|start| chunk.0 < start.low) {
             let low = first.entry(lane).or_insert(chunk.0);
             *low = chunk.0.min(*low);
         }
@@ -53,18 +64,22 @@ pub(super) async fn lower(
         .bind(first.keys().map(|lane| lane.0).collect::<Vec<i64>>())
         .bind(first.into_values().collect::<Vec<i64>>());
     for row in session.all(query).await? {
-        session.lows.insert((id, LaneId(row.try_get(0)?)), row.try_get(1)?);
+        if let Some(start) = session.starts.get_mut(&(id, LaneId(row.try_get(0)?))) {
+            start.low = row.try_get(1)?;
+        }
     }
     Ok(())
 }
 
-/// Up to where the lanes that a claim has locked may be raised. One look is enough for a step.
-pub(super) async fn prove(session: &mut Session<'_>, id: SubscriptionId) -> Result<Proven> {
+/// Up to where the lanes that a claim has locked may be raised. One look is enough for a step. That a snapshot may be older than what is known
+/// is ruled out, and so is that it is known of another server.
+pub(super) async fn prove(session: &mut Session<'_>, id: SubscriptionId) -> Result<ChunkId> {
     if let Some(proven) = session.proven {
         return Ok(proven);
     }
-    let Some(proofs) = session.proofs else { return Ok(Proven::default()) };
+    let Some(proofs) = session.proofs.filter(|_| session.is_fresh) else { return Ok(NOTHING) };
     let (proven, look) = proofs.prove(session, id).await?;
+    let proven = if proven.server == session.server { proven.chunk } else { NOTHING };
     (session.proven, session.look) = (Some(proven), look);
     Ok(proven)
 }
@@ -108,14 +123,15 @@ pub(super) struct Look {
 }
 
 impl Proofs {
-    /// Looks once a second, and waits for nobody: a transaction that writes for long only keeps lanes from being cleared. What it saw counts for
+    /// Looks once a second (and always where a test tells the time), and waits for nobody: a transaction that writes for long only keeps lanes from being cleared. What it saw counts for
     /// this transaction at once, and for others when it was committed and [`Proofs::keep`] is told.
     pub(super) async fn prove(
         &self,
         session: &mut Session<'_>,
         id: SubscriptionId,
     ) -> Result<(Proven, Option<Look>)> {
-        let turn = match self.begin(id, session.now) {
+        let every = if session.is_test { Duration::ZERO } else { EVERY };
+        let turn = match self.begin(id, session.now, every) {
             Ok(turn) => turn,
             Err(known) => return Ok((known, None)),
         };
@@ -131,10 +147,10 @@ impl Proofs {
     }
 
     /// The number of the look that is to be taken now, or what is known if none is.
-    fn begin(&self, id: SubscriptionId, now: Time) -> std::result::Result<u64, Proven> {
+    fn begin(&self, id: SubscriptionId, now: Time, every: Duration) -> std::result::Result<u64, Proven> {
         let mut proofs = self.proofs();
         let proof = proofs.entry(id).or_default();
-        if proof.turn > 0 && proof.at <= now && now < proof.at.after(EVERY) {
+        if proof.turn > 0 && proof.at <= now && now < proof.at.after(every) {
             return Err(proof.proven);
         }
         (proof.at, proof.turn) = (now, proof.turn + 1);
@@ -198,7 +214,7 @@ mod tests {
     const ID: SubscriptionId = SubscriptionId(1);
 
     fn look(proofs: &Proofs, now: i64, drawn: i64, writing: &[&str]) -> i64 {
-        let turn = proofs.begin(ID, Time(now)).unwrap();
+        let turn = proofs.begin(ID, Time(now), EVERY).unwrap();
         kept(proofs, turn, seen(1, drawn, writing)).chunk.0
     }
 
@@ -234,14 +250,14 @@ mod tests {
     fn nobody_looks_twice_in_a_second() {
         let proofs = Proofs::default();
         assert_eq!(look(&proofs, 5_000, 10, &[]), 10);
-        assert_eq!(proofs.begin(ID, Time(5_999)), Err(Proven { chunk: ChunkId(10), server: 1 }));
+        assert_eq!(proofs.begin(ID, Time(5_999), EVERY), Err(Proven { chunk: ChunkId(10), server: 1 }));
         assert_eq!(look(&proofs, 6_000, 20, &[]), 20);
     }
 
     #[test]
     fn of_two_looks_at_once_the_earlier_one_proves_nothing() {
         let proofs = Proofs::default();
-        let early = proofs.begin(ID, Time(0)).unwrap();
+        let early = proofs.begin(ID, Time(0), EVERY).unwrap();
         assert_eq!(look(&proofs, 1_000, 20, &["b"]), 0);
         // It ended late, and knows nothing of the one who has begun since.
         assert_eq!(kept(&proofs, early, seen(1, 10, &[])).chunk.0, 0);
@@ -252,7 +268,7 @@ mod tests {
     fn nothing_is_known_of_another_server() {
         let proofs = Proofs::default();
         assert_eq!(look(&proofs, 0, 10, &[]), 10);
-        let turn = proofs.begin(ID, Time(1_000)).unwrap();
+        let turn = proofs.begin(ID, Time(1_000), EVERY).unwrap();
         assert_eq!(kept(&proofs, turn, seen(2, 7, &["a"])), Proven { chunk: ChunkId(0), server: 2 });
     }
 
@@ -260,7 +276,7 @@ mod tests {
     #[test]
     fn what_a_look_saw_counts_for_itself_until_it_is_kept() {
         let proofs = Proofs::default();
-        let turn = proofs.begin(ID, Time(0)).unwrap();
+        let turn = proofs.begin(ID, Time(0), EVERY).unwrap();
         let look = Look { id: ID, turn, seen: seen(1, 10, &[]) };
         assert_eq!(proofs.with(ID, Some(&look)).chunk, ChunkId(10));
         assert_eq!(proofs.with(ID, None).chunk, ChunkId(0));

@@ -32,6 +32,7 @@ mod migrate;
 mod options;
 mod order;
 mod push;
+mod recent;
 mod remote;
 mod rows;
 mod rules;
@@ -43,6 +44,7 @@ mod shed;
 mod step;
 mod store;
 mod sweep;
+mod taken;
 mod tally;
 mod tell;
 mod token;
@@ -67,6 +69,7 @@ use crate::wake::relay::Voice;
 use floor::Floors;
 use glance::Glances;
 use low::Proofs;
+use recent::Recent;
 use session::{Begin, CatalogCache, FOR_EVER, Planner, Session, Texts};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres};
@@ -101,6 +104,7 @@ pub struct PostgresStore {
     floors: Floors,
     proofs: Proofs,
     glances: Glances,
+    recent: Recent,
     round: Round,
     speech: Speech,
     /// Spreads events without a key over the lanes.
@@ -164,6 +168,7 @@ impl PostgresStore {
             floors: Floors::default(),
             proofs: Proofs::default(),
             glances: Glances::default(),
+            recent: Recent::default(),
             round: Round::default(),
             speech: Speech::default(),
             spread: AtomicU64::new(getrandom::u64().unwrap_or_default()),

@@ -1,8 +1,10 @@
 //! Ordered claims: many lanes in one transaction, whole chunks, oldest first.
 
 use super::claim::Outlook;
+use super::low::prove;
 use super::rows::{apply, locked_lane, slices, write_lanes, write_taken};
 use super::session::Session;
+use super::taken::{Seen, Unmarked};
 use crate::error::Result;
 use crate::model::id::{LaneId, SubscriptionId};
 use crate::model::lane::{self, Held, Known, Lane};
@@ -25,6 +27,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const LANES: i64 = 128;
 /// How many waiting slices of a lane one claim reads at most.
 const WAITING: i64 = 64;
+/// How many events a row has, before one was read. What is read and not taken costs as much as what is.
+const FIRST_GUESS: u64 = 8;
 /// How often one claim looks behind events that it had to set aside.
 const ROUNDS: u32 = 8;
 
@@ -39,6 +43,8 @@ pub(super) async fn claim(
 ) -> Result<()> {
     // With so many lanes there may be others: if these had nothing, the next claim looks at those.
     let mut crowded = false;
+    // Before anything is read, so that all of it is seen.
+    let proven = prove(session, claim.subscription).await?;
     for which in [Which::Troubled, Which::Own, Which::Others] {
         let wanted = match which {
             Which::Troubled => claim.suspects == Suspects::TakeOne && (outlook.suspects || outlook.expired),
@@ -55,10 +61,11 @@ pub(super) async fn claim(
         let lapsed = views.values().filter(|it| it.lane.is_lapsed(claim.owner, &claim.known, session.now));
         let lapsed: Vec<LaneId> = lapsed.map(|view| view.lane.lane).collect();
         take_over_lapsed(session, claim.subscription, policy, lapsed, &mut views).await?;
-        let over = take_from(session, claim, outlook, which, &mut views, taker, raw).await?;
+        let mut unmarked = Unmarked::up_to(proven);
+        let over = take_from(session, claim, outlook, which, &mut views, taker, &mut unmarked, raw).await?;
         let lanes = views.values().map(|view| &view.lane).zip(&before);
         let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
-        write_taken(session, claim.subscription, &changed).await?;
+        write_taken(session, claim.subscription, &changed, &unmarked.lows).await?;
         if over {
             return Ok(());
         }
@@ -222,6 +229,7 @@ async fn take_from(
     which: Which,
     views: &mut BTreeMap<LaneId, LaneView>,
     taker: &mut Taker,
+    unmarked: &mut Unmarked,
     raw: &mut RawClaim,
 ) -> Result<bool> {
     for _ in 0..ROUNDS {
@@ -229,7 +237,8 @@ async fn take_from(
         catch_up(session, claim, &work).await?;
         let now = session.now;
         let mut changes = Changes::default();
-        raw.suspects_wait |= prefer_earlier(&mut work, views, now, &mut changes);
+        let are_cut = prefer_earlier(&mut work, views, now, &mut changes);
+        raw.suspects_wait |= are_cut;
         apply(session, claim.subscription, &changes).await?;
         if let Some(work) = choose_suspects(claim, &mut work, views, now, raw) {
             if take_one(session, views, work, taker, raw).await? {
@@ -254,11 +263,17 @@ async fn take_from(
         let before = raw.slices.len();
         for (lane, slices) in group(free) {
             if let Some(view) = views.get_mut(&lane).filter(|_| !taker.is_full()) {
-                let (waiting, ready) = slices.into_iter().partition(|slice| slice.state == State::Waiting);
+                let (waiting, ready): (Vec<_>, Vec<_>) =
+                    slices.into_iter().partition(|slice| slice.state == State::Waiting);
+                let seen: Vec<Seen> = ready.iter().map(Seen::of).collect();
                 let taken = take(view, waiting, ready, taker, now, &mut changes);
+                if !are_cut {
+                    unmarked.add(lane, &seen, &taken);
+                }
                 add(view, taken, raw);
             }
         }
+        unmarked.leave_out(&mut changes);
         apply(session, claim.subscription, &changes).await?;
         if raw.slices.len() > before {
             // What is left because there is so much of it is due at once.
@@ -305,10 +320,10 @@ async fn load_work(
                 AND s.lane = l.lane AND s.rank = 0 AND s.pos > l.after AND s.pos < l.below \
                 ORDER BY s.pos FETCH FIRST $6 ROWS WITH TIES)) s";
     let mut work: BTreeMap<LaneId, Work> = BTreeMap::new();
-    let low = |lane: &LaneId| session.lows.get(&(claim.subscription, *lane)).copied().unwrap_or_default();
+    let low = |lane: &LaneId| session.starts.get(&(claim.subscription, *lane)).map_or(0, |start| start.low);
     let mut after: BTreeMap<LaneId, i64> = views.keys().map(|lane| (*lane, low(lane) - 1)).collect();
     let (mut events, mut bytes) = (0_u64, 0_i64);
-    let mut page = i64::from(taker.events).div_euclid(after.len().max(1) as i64).max(8);
+    let (mut rows, mut page) = (0, page(u64::from(taker.events), FIRST_GUESS, after.len()));
     let mut first = true;
     while !after.is_empty() && events < u64::from(taker.events) && bytes < taker.bytes {
         let below = |lane: &LaneId| outlook.backfills.get(&lane.topic()).map_or(i64::MAX, |chunk| chunk.0);
@@ -324,6 +339,7 @@ async fn load_work(
             .bind(WAITING);
         let mut next: BTreeMap<LaneId, (i64, i64)> = BTreeMap::new();
         for slice in slices(&session.all(query).await?)? {
+            rows += 1;
             events += u64::from(slice.mask.count());
             bytes += i64::from(slice.bytes);
             let lane = work.entry(slice.lane).or_default();
@@ -342,13 +358,19 @@ async fn load_work(
             .filter(|(_, (rows, _))| *rows >= page)
             .map(|(lane, (_, last))| (lane, last))
             .collect();
-        page *= 4;
+        page = self::page(u64::from(taker.events).saturating_sub(events), events / rows.max(1), after.len());
         first = false;
     }
     for lane in work.values_mut() {
         lane.ready.sort_by_key(|slice| (slice.chunk, slice.id));
     }
     Ok(work)
+}
+
+/// How many rows of each lane to read for so many events, if a row has so many: a few more than that, because not all are alike.
+fn page(events: u64, of_a_row: u64, lanes: usize) -> i64 {
+    let rows = events / of_a_row.max(1) / lanes.max(1) as u64;
+    (rows + rows / 4).max(8).cast_signed()
 }
 
 /// Takes a part of one suspect. False when all of them wait behind their keys and were set aside.

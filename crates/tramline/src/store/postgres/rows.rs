@@ -1,8 +1,9 @@
 //! Rows and values: how slices, lanes and chunks are read and written. Always many at a time.
 
 use super::failures;
-use super::low::{lower, prove};
+use super::low::{lower, made_ready, prove};
 use super::session::{Ended, Query, Session};
+use super::taken::{Lows, Start, mark_before};
 use crate::error::{Error, Result};
 use crate::model::chunk::ChunkRow;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SliceId, SubscriptionId, TopicId};
@@ -89,10 +90,10 @@ pub(super) fn lane(row: &PgRow) -> Result<Lane> {
     })
 }
 
-/// The same of a row that was locked just now: where the lane begins is known from then on.
+/// The same of a row that was locked just now: where the lane begins, and who has what is below, is known from then on.
 pub(super) fn locked_lane(session: &mut Session<'_>, row: &PgRow) -> Result<Lane> {
     let lane = lane(row)?;
-    session.lows.insert((lane.subscription, lane.lane), row.try_get(8)?);
+    session.starts.insert((lane.subscription, lane.lane), Start::of(&lane, row.try_get(8)?));
     Ok(lane)
 }
 
@@ -104,8 +105,8 @@ macro_rules! write_lanes {
             halted_until = u.halted_until, leased = u.leased, marks = u.marks, low = ",
             $low,
             " FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], \
-            $7::bigint[], $8::bigint[]) \
-            AS u(subscription, lane, owner, epoch, until, halted_until, leased, marks) \
+            $7::bigint[], $8::bigint[], $9::bigint[]) \
+            AS u(subscription, lane, owner, epoch, until, halted_until, leased, marks, low) \
             WHERE l.subscription = u.subscription AND l.lane = u.lane AND l.epoch >= u.epoch - 8"
         )
     };
@@ -116,18 +117,19 @@ pub(super) async fn write_lanes(session: &mut Session<'_>, lanes: &[&Lane]) -> R
     if lanes.is_empty() {
         return Ok(());
     }
-    let query = bind_lanes(session.query(write_lanes!("l.low")), lanes);
+    let query = bind_lanes(session.query(write_lanes!("l.low")), lanes, &Lows::new());
     session.run(query).await.map(|_| ())
 }
 
-/// Writes lanes back that a claim has locked. They begin at what is ready now, as far as nothing below it can still come. That a snapshot may
-/// be older than what is known is ruled out, and so is that it is known of another server.
+/// Writes lanes back that a claim has locked. They begin at what is ready now, as far as nothing below it can still come, and not below
+/// what was taken without a mark (`taken`).
 ///
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, one probe per lane.
 pub(super) async fn write_taken(
     session: &mut Session<'_>,
     id: SubscriptionId,
     lanes: &[&Lane],
+    taken: &Lows,
 ) -> Result<()> {
     if lanes.is_empty() {
         return Ok(());
@@ -135,23 +137,22 @@ pub(super) async fn write_taken(
     let proven = prove(session, id).await?;
     let sql = concat!(
         write_lanes!(
-            "CASE WHEN l.low <= $9 AND current_setting('transaction_isolation') = 'read committed' \
-            AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $10 \
+            "CASE WHEN l.low <= $10 \
             THEN coalesce((SELECT s.pos FROM tramline_slice s WHERE s.subscription = l.subscription AND s.state = 0 \
-                AND s.lane = l.lane AND s.rank = 0 AND s.pos >= l.low AND s.pos <= $9 ORDER BY s.pos LIMIT 1), $9 + 1) \
+                AND s.lane = l.lane AND s.rank = 0 AND s.pos >= greatest(l.low, u.low) AND s.pos <= $10 \
+                ORDER BY s.pos LIMIT 1), $10 + 1) \
             ELSE l.low END"
         ),
         " RETURNING {lane}"
     );
-    let query = bind_lanes(session.query(sql), lanes);
-    let query = query.bind(proven.chunk.0).bind(proven.server);
+    let query = bind_lanes(session.query(sql), lanes, taken).bind(proven.0);
     for row in session.all(query).await? {
         locked_lane(session, &row)?;
     }
     Ok(())
 }
 
-fn bind_lanes(query: Query, lanes: &[&Lane]) -> Query {
+fn bind_lanes(query: Query, lanes: &[&Lane], lows: &Lows) -> Query {
     let column = |value: fn(&Lane) -> i64| lanes.iter().map(|lane| value(lane)).collect::<Vec<i64>>();
     query
         .bind(column(|lane| lane.subscription.0))
@@ -162,6 +163,9 @@ fn bind_lanes(query: Query, lanes: &[&Lane]) -> Query {
         .bind(column(|lane| lane.halted_until.0))
         .bind(column(|lane| lane.leased))
         .bind(column(|lane| lane.marks))
+        .bind(
+            lanes.iter().map(|lane| lows.get(&lane.lane).copied().unwrap_or_default()).collect::<Vec<i64>>(),
+        )
 }
 
 pub(super) fn chunk(row: &PgRow) -> Result<ChunkRow> {
@@ -220,15 +224,14 @@ pub(super) async fn apply(session: &mut Session<'_>, id: SubscriptionId, changes
     let ended = changes.ended.iter();
     session.end(ended.map(|&(chunk, mask, ending)| Ended { subscription: id, chunk, mask, ending }));
     session.drop(id, &changes.dropped);
+    mark_before(session, id, changes).await?;
     let unparked = unpark(session, id, &changes.unpark).await?;
     park(session, id, &changes.park).await?;
     gaps(session, id, changes).await?;
     delete(session, &changes.delete).await?;
     update(session, &changes.update).await?;
     insert(session, &changes.insert).await?;
-    let written = changes.update.iter().chain(&changes.insert);
-    let ready = written.filter(|slice| slice.state == State::Ready).map(|slice| (slice.lane, slice.chunk));
-    lower(session, id, ready.chain(unparked)).await?;
+    lower(session, id, made_ready(changes).chain(unparked)).await?;
     failures::write(session, id, changes).await
 }
 

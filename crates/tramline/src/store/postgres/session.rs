@@ -1,11 +1,13 @@
 //! What every step inside a transaction needs: the connection, the time, the catalogue, and SQL with the schema in it.
 
-use super::low::{Look, Proofs, Proven};
+use super::low::{Look, Proofs};
+use super::recent::Recent;
+use super::taken::Starts;
 use super::tally::ack::events_ended;
 use super::{catalog, drops};
 use crate::error::Result;
 use crate::model::dropped::DropReason;
-use crate::model::id::{ChunkId, LaneId, SubscriptionId, TallyId};
+use crate::model::id::{ChunkId, SubscriptionId, TallyId};
 use crate::model::mask::Mask;
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
@@ -155,17 +157,23 @@ pub(super) struct Session<'c> {
     pub(super) conn: &'c mut PgConnection,
     pub(super) texts: &'c Texts,
     pub(super) now: Time,
+    /// A test told the time.
+    pub(super) is_test: bool,
     /// When the server started. One that takes over may have lost what another one showed, and draw its numbers again.
     pub(super) server: i64,
+    /// Every statement sees what was committed before it, and not only what was when the first one began.
+    pub(super) is_fresh: bool,
     pub(super) catalog: Arc<Catalog>,
     /// After which time a claim looks for what is due.
     pub(super) floor: Time,
-    /// From which chunk on the lanes that the step has locked may hold something ready.
-    pub(super) lows: HashMap<(SubscriptionId, LaneId), i64>,
+    /// The lanes that the step has locked, as their rows were then.
+    pub(super) starts: Starts,
     /// Up to where a claim may raise that: what the store knows, what this step knows by now, and what the store is to know after it.
     pub(super) proofs: Option<&'c Proofs>,
-    pub(super) proven: Option<Proven>,
+    pub(super) proven: Option<ChunkId>,
     pub(super) look: Option<Look>,
+    /// What other claims have read.
+    pub(super) recent: Option<&'c Recent>,
     /// What ended in this step and may be items of tallies.
     ended: Vec<Ended>,
     /// What subscriptions will never see because of this step.
@@ -184,7 +192,8 @@ impl<'c> Session<'c> {
                    CASE WHEN $3 THEN set_config('synchronous_commit', 'off', true) END, \
                    pg_advisory_xact_lock_shared('tramline_subscription'::regclass::oid::int, $2::int), \
                    pg_advisory_xact_lock_shared('tramline_rule'::regclass::oid::int, CASE WHEN $4 THEN $2::int END), \
-                   (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
+                   (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
+                   current_setting('transaction_isolation') = 'read committed'";
         if begin.foreign {
             texts.query(BY_INDEX).execute(&mut *conn).await?;
         } else if texts.pooled {
@@ -200,7 +209,7 @@ impl<'c> Session<'c> {
             .await?;
         let now = Time(row.try_get(0)?);
         let version: i64 = row.try_get(1)?;
-        let server = row.try_get(5)?;
+        let (server, is_fresh) = (row.try_get(5)?, row.try_get(6)?);
         let mut catalog = cache.get();
         if catalog.version != version {
             catalog = Arc::new(catalog::load(conn, texts).await?);
@@ -211,13 +220,16 @@ impl<'c> Session<'c> {
             conn,
             texts,
             now,
+            is_test: begin.now.is_some(),
             server,
+            is_fresh,
             catalog,
             floor,
-            lows: HashMap::new(),
+            starts: Starts::new(),
             proofs: None,
             proven: None,
             look: None,
+            recent: None,
             ended: Vec::new(),
             drops: Drops::default(),
         })

@@ -4,6 +4,7 @@ use super::PostgresStore;
 use super::rows::{apply, slices, write_lanes};
 use super::session::{Begin, Ended, Query, Session};
 use super::step::{Tries, step};
+use super::taken::Starts;
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
 use crate::model::lane::Lane;
@@ -83,7 +84,7 @@ impl PostgresStore {
             return Ok(BTreeSet::new());
         }
         let mut conn = self.connection().await?;
-        let query = bind_done(self.texts.query(ALONE), settle, &wanted);
+        let query = bind_done(self.texts.query(ALONE), settle, &wanted, &Starts::new());
         let rows = asked(self.answer, query.fetch_all(&mut *conn)).await?;
         conn.keep();
         Ok(gone(&wanted, &rows)?.into_keys().collect())
@@ -140,7 +141,8 @@ async fn finish(
     Ok(results.iter().copied().filter(|at| !gone.contains_key(at)).collect())
 }
 
-/// Deletes slices of which every event is done, and gives the lanes of those results.
+/// Deletes slices of which every event is done, and gives the lanes of those results. The leases of lanes were looked at before: what lies
+/// below their beginnings is under them.
 async fn delete_done(
     session: &mut Session<'_>,
     settle: &Settle,
@@ -150,7 +152,7 @@ async fn delete_done(
     if wanted.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let query = bind_done(session.query(IN_A_STEP), settle, &wanted);
+    let query = bind_done(session.query(IN_A_STEP), settle, &wanted, &session.starts);
     let rows = session.all(query).await?;
     let mut ended = Vec::new();
     for row in &rows {
@@ -168,9 +170,9 @@ macro_rules! delete_done {
     ($and:literal) => {
         concat!(
             "DELETE FROM tramline_slice s USING unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
-             $6::bigint[], $7::bigint[]) WITH ORDINALITY AS u(chunk, id, lane, epoch, owner, mask, place) \
-             WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane \
-             AND s.epoch = u.epoch AND s.owner = u.owner AND s.mask = u.mask AND s.state + 0 IN (1, 7)",
+             $6::bigint[], $7::bigint[], $8::bigint[]) WITH ORDINALITY AS u(chunk, id, lane, epoch, owner, mask, low, place) \
+             WHERE s.chunk = u.chunk AND s.id = u.id AND s.subscription + 0 = $1 AND s.lane + 0 = u.lane AND s.mask = u.mask \
+             AND ((s.epoch = u.epoch AND s.owner = u.owner AND s.state + 0 IN (1, 7)) OR (s.state + 0 = 0 AND s.chunk + 0 < u.low))",
             $and,
             " RETURNING s.chunk, u.place, s.lane, s.tallied, s.mask"
         )
@@ -197,10 +199,13 @@ fn row_of(settle: &Settle, at: usize) -> (ChunkId, SliceId) {
     (settle.results[at].lease.chunk, settle.results[at].lease.slice)
 }
 
-fn bind_done(query: Query, settle: &Settle, wanted: &[usize]) -> Query {
+fn bind_done(query: Query, settle: &Settle, wanted: &[usize], starts: &Starts) -> Query {
     let leases = wanted.iter().map(|at| &settle.results[*at].lease);
     let masks = wanted.iter().map(|at| settle.results[*at].mask().to_i64()).collect::<Vec<i64>>();
-    bind_leases(query.bind(settle.subscription.0), leases).bind(masks)
+    let low =
+        |lease: &Lease| starts.get(&(settle.subscription, lease.lane)).map_or(i64::MIN, |start| start.low);
+    let lows = leases.clone().map(low).collect::<Vec<i64>>();
+    bind_leases(query.bind(settle.subscription.0), leases).bind(masks).bind(lows)
 }
 
 /// The results whose rows were deleted, and their lanes. Of two equal results one counts; the other finds its lease gone. The place tells

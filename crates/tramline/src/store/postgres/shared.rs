@@ -4,6 +4,7 @@ use super::claim::due;
 use super::limit;
 use super::rows::{apply, chunks, locked_lane, metas, slices, write_lanes};
 use super::session::Session;
+use super::taken::as_taken;
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
 use crate::model::id::{ChunkId, EventId, LaneId, SubscriptionId};
@@ -43,9 +44,16 @@ impl StepRows for Session<'_> {
 
     async fn leased(&mut self, id: SubscriptionId, lanes: &[LaneId]) -> Result<Vec<Slice>> {
         let sql = "SELECT {slice} FROM tramline_slice s \
-                   WHERE s.subscription = $1 AND s.state IN (1, 7) AND s.lane = ANY($2) ORDER BY s.chunk, s.id";
+                   WHERE s.subscription = $1 AND s.state IN (1, 7) AND s.lane = ANY($2) \
+                   UNION ALL SELECT {slice} FROM unnest($2::bigint[], $3::bigint[]) AS u(lane, low) \
+                   JOIN tramline_slice s ON s.subscription = $1 AND s.state = 0 AND s.lane = u.lane AND s.rank = 0 \
+                       AND s.pos < u.low \
+                   ORDER BY 1, 2";
+        let low = |lane: &LaneId| self.starts.get(&(id, *lane)).map_or(i64::MIN, |start| start.low);
         let query = self.query(sql).bind(id.0).bind(lanes.iter().map(|lane| lane.0).collect::<Vec<i64>>());
-        slices(&self.all(query).await?)
+        let query = query.bind(lanes.iter().map(low).collect::<Vec<i64>>());
+        let found = slices(&self.all(query).await?)?;
+        Ok(found.into_iter().map(|slice| as_taken(slice, &self.starts)).collect())
     }
 
     async fn marks(&mut self, id: SubscriptionId, keys: Vec<(LaneId, Arc<str>)>) -> Result<Vec<Mark>> {
@@ -81,9 +89,12 @@ impl StepRows for Session<'_> {
     ) -> Result<Vec<Slice>> {
         let sql = "SELECT {slice} FROM tramline_slice s WHERE s.chunk = ANY($2) AND s.subscription + 0 = $1 \
                    AND s.state + 0 = ANY($3) ORDER BY s.chunk, s.id FOR UPDATE";
-        let states: Vec<i32> = states.iter().map(|state| *state as i32).collect();
-        let query = self.query(sql).bind(id.0).bind(chunks.to_vec()).bind(states);
-        slices(&self.all(query).await?)
+        // What is taken may have no mark.
+        let unmarked = states.contains(&State::Leased).then_some(State::Ready);
+        let stored: Vec<i32> = states.iter().copied().chain(unmarked).map(|state| state as i32).collect();
+        let query = self.query(sql).bind(id.0).bind(chunks.to_vec()).bind(stored);
+        let found = slices(&self.all(query).await?)?.into_iter().map(|slice| as_taken(slice, &self.starts));
+        Ok(found.filter(|slice| states.contains(&slice.state)).collect())
     }
 
     async fn lock_chunks(&mut self, chunks: &[i64]) -> Result<()> {

@@ -67,9 +67,11 @@ pub(super) async fn oldest_work(
     session: &mut Session<'_>,
     shed: &Shed,
 ) -> Result<(Option<Doomed>, Option<EventId>)> {
-    let sql = "WITH seen AS MATERIALIZED (SELECT s.chunk, s.id, s.subscription, s.state FROM tramline_slice s \
+    let sql = "WITH seen AS MATERIALIZED (SELECT s.chunk, s.id, s.subscription, s.state, s.lane FROM tramline_slice s \
                    WHERE s.chunk > $1 ORDER BY s.chunk, s.id LIMIT $2), \
-               open AS MATERIALIZED (SELECT * FROM seen WHERE seen.subscription = ANY($3) AND seen.state = ANY($4)), \
+               open AS MATERIALIZED (SELECT * FROM seen WHERE seen.subscription = ANY($3) AND seen.state = ANY($4) \
+                   AND NOT (seen.state = 0 AND EXISTS (SELECT 1 FROM tramline_lane l \
+                       WHERE l.subscription = seen.subscription AND l.lane = seen.lane AND l.low > seen.chunk))), \
                one AS (SELECT open.subscription FROM open ORDER BY open.chunk, open.id LIMIT 1) \
                SELECT (SELECT one.subscription FROM one), ARRAY(SELECT DISTINCT open.chunk FROM open, one \
                    WHERE open.subscription = one.subscription ORDER BY open.chunk LIMIT $5), \

@@ -13,14 +13,14 @@ use super::rows::{chunk, insert};
 use super::rules;
 use super::session::{Begin, Session};
 use super::step::{Tries, step};
+use super::taken::{mark, set_back};
 use super::unique;
 use crate::error::{Kind, Result};
-use crate::model::id::{ChunkId, Incarnation, LaneId, SubscriptionId, TopicId};
+use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::backfill::slices_of;
 use crate::store::mend;
 use crate::store::retention::{Place, Seen, Walk};
-use crate::store::rows::StepRows;
 use crate::store::verbs::{Beat, Buried, Bury, Sweep, Swept, Worker};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -285,11 +285,11 @@ pub(super) async fn backfill(session: &mut Session<'_>, id: SubscriptionId) -> R
         new.extend(slices_of(&row, of, subscription)?);
     }
     // Before anything is written, so that nobody raises their beginnings above what comes now.
-    let lanes: BTreeSet<LaneId> =
-        new.iter().filter(|slice| slice.is_ordered()).map(|slice| slice.lane).collect();
-    session.lock_lanes(id, &lanes).await?;
+    let ready = || new.iter().filter(|slice| slice.is_ordered()).map(|slice| (slice.lane, slice.chunk));
+    let lanes = set_back(session, id, ready()).await?;
+    mark(session, id, lanes).await?;
     insert(session, &new).await?;
-    lower(session, id, new.iter().map(|slice| (slice.lane, slice.chunk))).await?;
+    lower(session, id, ready()).await?;
     let reached = if (rows.len() as i64) < BACKFILL_STEP { until } else { last };
     let sql =
         "UPDATE tramline_subscription_topic SET backfill_next = $3 WHERE subscription = $1 AND topic = $2";

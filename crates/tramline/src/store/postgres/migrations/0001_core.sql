@@ -108,7 +108,7 @@ CREATE INDEX tramline_slice_claim ON tramline_slice (subscription, state, lane, 
 
 -- Who holds a lane. Updated by every ordered claim and settle: half of each page is left free for that. A lane is found from its newest
 -- epoch back, so that versions of its row that nobody can clear away are not met; see NEWEST in rows.rs. low: where its ready
--- slices begin, none is below this chunk; see low.rs.
+-- slices begin. What has state 0 below this chunk is taken, by who holds the lane; see low.rs and taken.rs.
 CREATE TABLE tramline_lane (
     subscription bigint NOT NULL,
     lane         bigint NOT NULL,
