@@ -168,18 +168,18 @@ impl PostgresStore {
         let subscription = known.require_subscription(claim.subscription);
         let may_be_lost = subscription.is_ok_and(|subscription| !subscription.policy.is_at_most_once());
         let begin = Begin { may_be_lost, claims: true, ..Begin::writing(claim.now, claim.subscription) };
-        let (raw, catalog, look, server) =
+        let (raw, catalog, look) =
             step!(self, Tries::few(), |tx| self.session(tx, begin), |session| async {
                 session.floor = floor.unwrap_or(session.floor);
                 session.proofs = Some(&self.proofs);
                 session.recent = Some(&self.recent);
                 let raw = claim::claim(session, claim).await?;
-                Ok((raw, session.catalog.clone(), session.look.take(), session.server))
+                Ok((raw, session.catalog.clone(), session.look.take()))
             })?;
         if let Some(look) = look {
             self.proofs.keep(&look);
         }
-        self.recent.keep(server, &raw);
+        self.recent.keep(self.proofs.known(claim.subscription), &raw);
         Ok((raw, catalog))
     }
 

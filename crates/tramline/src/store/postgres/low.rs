@@ -32,7 +32,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Below all chunks.
 const NOTHING: ChunkId = ChunkId(-1);
 
-/// What is ready in lanes because of these changes.
+/// What is made ready in lanes by these changes.
 pub(super) fn made_ready(changes: &Changes) -> impl Iterator<Item = (LaneId, ChunkId)> {
     let written = changes.update.iter().chain(&changes.insert);
     let ready = written.filter(|slice| slice.state == State::Ready && slice.is_ordered());
@@ -71,7 +71,8 @@ pub(super) async fn lower(
     Ok(())
 }
 
-/// Up to where the lanes that a claim has locked may be raised. One look is enough for a step. That a snapshot may be older than what is known
+/// Up to where the lanes that a claim has locked may be raised. One look is enough for a step, which must have written or locked something: a
+/// commit waits for the disk only then. That a snapshot may be older than what is known
 /// is ruled out, and so is that it is known of another server.
 pub(super) async fn prove(session: &mut Session<'_>, id: SubscriptionId) -> Result<ChunkId> {
     if let Some(proven) = session.proven {
@@ -137,6 +138,11 @@ impl Proofs {
         };
         let look = look(session, id).await?.map(|seen| Look { id, turn, seen });
         Ok((self.with(id, look.as_ref()), look))
+    }
+
+    /// What is known for everybody: it will be true after any crash of the server.
+    pub(super) fn known(&self, id: SubscriptionId) -> Proven {
+        self.proofs().get(&id).map_or_else(Proven::default, |proof| proof.proven)
     }
 
     /// Remembers a look whose transaction was committed.

@@ -43,8 +43,6 @@ pub(super) async fn claim(
 ) -> Result<()> {
     // With so many lanes there may be others: if these had nothing, the next claim looks at those.
     let mut crowded = false;
-    // Before anything is read, so that all of it is seen.
-    let proven = prove(session, claim.subscription).await?;
     for which in [Which::Troubled, Which::Own, Which::Others] {
         let wanted = match which {
             Which::Troubled => claim.suspects == Suspects::TakeOne && (outlook.suspects || outlook.expired),
@@ -55,14 +53,20 @@ pub(super) async fn claim(
         if !wanted || taker.is_full() {
             continue;
         }
-        let mut views = candidates(session, claim, outlook, which).await?;
+        let turn = Turn { claim, outlook, which };
+        let mut views = candidates(session, turn).await?;
+        if views.is_empty() {
+            continue;
+        }
         crowded |= views.len() as i64 == LANES;
+        // Before slices are read, so that all of them are seen; and after lanes were locked, so that there is something for which the commit
+        // waits for the disk.
+        let mut unmarked = Unmarked::up_to(prove(session, claim.subscription).await?);
         let before: Vec<Lane> = views.values().map(|view| view.lane.clone()).collect();
         let lapsed = views.values().filter(|it| it.lane.is_lapsed(claim.owner, &claim.known, session.now));
         let lapsed: Vec<LaneId> = lapsed.map(|view| view.lane.lane).collect();
         take_over_lapsed(session, claim.subscription, policy, lapsed, &mut views).await?;
-        let mut unmarked = Unmarked::up_to(proven);
-        let over = take_from(session, claim, outlook, which, &mut views, taker, &mut unmarked, raw).await?;
+        let over = take_from(session, turn, &mut views, taker, &mut unmarked, raw).await?;
         let lanes = views.values().map(|view| &view.lane).zip(&before);
         let changed: Vec<&Lane> = lanes.filter(|(now, then)| now != then).map(|(now, _)| now).collect();
         write_taken(session, claim.subscription, &changed, &unmarked.lows).await?;
@@ -99,6 +103,14 @@ enum Which {
     Own,
     /// Those of other workers.
     Others,
+}
+
+/// What a claim goes by while it looks at some of the lanes.
+#[derive(Clone, Copy)]
+struct Turn<'a> {
+    claim: &'a Claim,
+    outlook: &'a Outlook,
+    which: Which,
 }
 
 /// Open lanes with something to do. `$first` finds a ready slice of a lane, `$order` says which lanes come first.
@@ -140,9 +152,7 @@ const BELOW_CURSOR: &str = candidates!("ORDER BY s.pos LIMIT 1", "r.pos NULLS FI
 /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`, three probes per lane.
 async fn candidates(
     session: &mut Session<'_>,
-    claim: &Claim,
-    outlook: &Outlook,
-    which: Which,
+    Turn { claim, outlook, which }: Turn<'_>,
 ) -> Result<BTreeMap<LaneId, LaneView>> {
     let sql = if outlook.backfills.is_empty() { ANY } else { BELOW_CURSOR };
     let own = match which {
@@ -224,9 +234,7 @@ pub(super) async fn interrupt(
 /// Takes from locked lanes. True when the claim is over: it took a suspect.
 async fn take_from(
     session: &mut Session<'_>,
-    claim: &Claim,
-    outlook: &Outlook,
-    which: Which,
+    Turn { claim, outlook, which }: Turn<'_>,
     views: &mut BTreeMap<LaneId, LaneView>,
     taker: &mut Taker,
     unmarked: &mut Unmarked,

@@ -1,8 +1,10 @@
 //! Chunks that were claimed in part a moment ago.
 //!
 //! The events of a chunk lie in many lanes, and these are claimed a few at a time: without this every chunk of a busy topic would be read
-//! several times. What is in a chunk never changes; only another server may have another one of the same number.
+//! several times. What is in a chunk never changes, and its number does not come back, once all up to it is known to be on the disk of its
+//! server (`low.rs`); only such chunks are kept.
 
+use super::low::Proven;
 use crate::model::chunk::ChunkRow;
 use crate::model::id::ChunkId;
 use crate::model::mask::Mask;
@@ -35,10 +37,11 @@ impl Recent {
         if kept.server == server { found.collect() } else { Vec::new() }
     }
 
-    /// Keeps the chunks of which a claim in lanes took a part. Of events without keys nobody knows how many there are.
-    pub(super) fn keep(&self, server: i64, raw: &RawClaim) {
+    /// Keeps the chunks of which a claim in lanes took a part, up to the last one that is `proven`. Of events without keys nobody knows how
+    /// many there are.
+    pub(super) fn keep(&self, proven: Proven, raw: &RawClaim) {
         let mut taken: HashMap<ChunkId, Mask> = HashMap::new();
-        for slice in raw.slices.iter().filter(|slice| slice.is_ordered()) {
+        for slice in raw.slices.iter().filter(|slice| slice.is_ordered() && slice.chunk <= proven.chunk) {
             let mask = taken.entry(slice.chunk).or_default();
             *mask = mask.plus(slice.mask);
         }
@@ -46,8 +49,8 @@ impl Recent {
             return;
         }
         let mut kept = self.kept();
-        if kept.server != server {
-            *kept = Kept { server, ..Kept::default() };
+        if kept.server != proven.server {
+            *kept = Kept { server: proven.server, ..Kept::default() };
         }
         for (id, mask) in taken {
             let row = raw.chunks.get(&id).filter(|row| (mask.count() as usize) < row.prevs.len());
@@ -123,34 +126,39 @@ mod tests {
         RawClaim { slices: vec![slice], chunks: HashMap::from([(chunk, row)]), ..RawClaim::default() }
     }
 
+    fn proven(server: i64) -> Proven {
+        Proven { chunk: ChunkId(9), server }
+    }
+
     fn has(recent: &Recent, server: i64, chunk: i64) -> bool {
         !recent.find(server, &BTreeSet::from([ChunkId(chunk)])).is_empty()
     }
 
     #[test]
-    fn what_was_claimed_in_part_is_kept_and_what_was_claimed_whole_is_not() {
+    fn what_was_claimed_in_part_is_kept_if_it_is_proven_and_what_was_claimed_whole_is_not() {
         let recent = Recent::default();
-        recent.keep(1, &claim(ChunkId(1), 2, 10));
-        recent.keep(1, &claim(ChunkId(2), 1, 10));
-        assert_eq!((has(&recent, 1, 1), has(&recent, 1, 2)), (true, false));
+        recent.keep(proven(1), &claim(ChunkId(1), 2, 10));
+        recent.keep(proven(1), &claim(ChunkId(2), 1, 10));
+        recent.keep(proven(1), &claim(ChunkId(10), 2, 10));
+        assert_eq!([1, 2, 10].map(|chunk| has(&recent, 1, chunk)), [true, false, false]);
     }
 
     #[test]
     fn what_another_server_had_is_forgotten() {
         let recent = Recent::default();
-        recent.keep(1, &claim(ChunkId(1), 2, 10));
+        recent.keep(proven(1), &claim(ChunkId(1), 2, 10));
         assert!(!has(&recent, 2, 1));
-        recent.keep(2, &claim(ChunkId(2), 2, 10));
+        recent.keep(proven(2), &claim(ChunkId(2), 2, 10));
         assert_eq!((has(&recent, 1, 1), has(&recent, 2, 1), has(&recent, 2, 2)), (false, false, true));
     }
 
     #[test]
     fn the_oldest_give_way_when_there_is_no_room() {
         let recent = Recent::default();
-        (1..=4).for_each(|chunk| recent.keep(1, &claim(ChunkId(chunk), 2, ROOM / 3 - 1_000)));
+        (1..=4).for_each(|chunk| recent.keep(proven(1), &claim(ChunkId(chunk), 2, ROOM / 3 - 1_000)));
         let kept: Vec<i64> = (1..=4).filter(|chunk| has(&recent, 1, *chunk)).collect();
         assert_eq!(kept, [2, 3, 4]);
-        recent.keep(1, &claim(ChunkId(5), 2, ROOM));
+        recent.keep(proven(1), &claim(ChunkId(5), 2, ROOM));
         assert!(!has(&recent, 1, 5));
         let kept = recent.kept();
         assert_eq!((kept.chunks.len(), kept.order.len(), kept.weight <= ROOM), (3, 3, true));

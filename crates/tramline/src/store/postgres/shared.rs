@@ -94,7 +94,10 @@ impl StepRows for Session<'_> {
         let stored: Vec<i32> = states.iter().copied().chain(unmarked).map(|state| state as i32).collect();
         let query = self.query(sql).bind(id.0).bind(chunks.to_vec()).bind(stored);
         let found = slices(&self.all(query).await?)?.into_iter().map(|slice| as_taken(slice, &self.starts));
-        Ok(found.filter(|slice| states.contains(&slice.state)).collect())
+        // What came into another lane since somebody looked which ones to lock may be taken as well.
+        let is_known = |slice: &Slice| self.starts.contains_key(&(id, slice.lane));
+        let is_sure = |slice: &Slice| slice.state != State::Ready || !slice.is_ordered() || is_known(slice);
+        Ok(found.filter(|slice| states.contains(&slice.state) && is_sure(slice)).collect())
     }
 
     async fn lock_chunks(&mut self, chunks: &[i64]) -> Result<()> {

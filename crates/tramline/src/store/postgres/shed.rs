@@ -69,9 +69,12 @@ pub(super) async fn oldest_work(
 ) -> Result<(Option<Doomed>, Option<EventId>)> {
     let sql = "WITH seen AS MATERIALIZED (SELECT s.chunk, s.id, s.subscription, s.state, s.lane FROM tramline_slice s \
                    WHERE s.chunk > $1 ORDER BY s.chunk, s.id LIMIT $2), \
+               begin AS MATERIALIZED (SELECT n.subscription, n.lane, (SELECT l.low FROM tramline_lane l \
+                       WHERE l.subscription = n.subscription AND l.lane = n.lane ORDER BY l.epoch DESC LIMIT 1) AS low \
+                   FROM (SELECT DISTINCT seen.subscription, seen.lane FROM seen WHERE seen.state = 0 AND seen.lane <> 0) n), \
                open AS MATERIALIZED (SELECT * FROM seen WHERE seen.subscription = ANY($3) AND seen.state = ANY($4) \
-                   AND NOT (seen.state = 0 AND EXISTS (SELECT 1 FROM tramline_lane l \
-                       WHERE l.subscription = seen.subscription AND l.lane = seen.lane AND l.low > seen.chunk))), \
+                   AND NOT (seen.state = 0 AND EXISTS (SELECT 1 FROM begin b \
+                       WHERE b.subscription = seen.subscription AND b.lane = seen.lane AND b.low > seen.chunk))), \
                one AS (SELECT open.subscription FROM open ORDER BY open.chunk, open.id LIMIT 1) \
                SELECT (SELECT one.subscription FROM one), ARRAY(SELECT DISTINCT open.chunk FROM open, one \
                    WHERE open.subscription = one.subscription ORDER BY open.chunk LIMIT $5), \
