@@ -11,7 +11,7 @@ use tramline::{EventId, TopicSettings, Tramline};
 /// Callers that emit as fast as they can.
 const CALLERS: usize = 64;
 /// How long the load is counted at a time while nothing is removed: twice before and twice after.
-const WINDOW: Duration = Duration::from_secs(10);
+const WINDOW: Duration = Duration::from_secs(60);
 /// How often it is looked whether something was removed.
 const LOOK: Duration = Duration::from_millis(100);
 const TOPIC: &str = "retained";
