@@ -72,8 +72,8 @@ pub(super) async fn lower(
 }
 
 /// Up to where the lanes that a claim has locked may be raised. One look is enough for a step, which must have written or locked something: a
-/// commit waits for the disk only then. That a snapshot may be older than what is known
-/// is ruled out, and so is that it is known of another server.
+/// commit waits for the disk only then. That a snapshot may be older than what is known is ruled out, and so is that it is known of
+/// another server.
 pub(super) async fn prove(session: &mut Session<'_>, id: SubscriptionId) -> Result<ChunkId> {
     if let Some(proven) = session.proven {
         return Ok(proven);
@@ -124,7 +124,8 @@ pub(super) struct Look {
 }
 
 impl Proofs {
-    /// Looks once a second (and always where a test tells the time), and waits for nobody: a transaction that writes for long only keeps lanes from being cleared. What it saw counts for
+    /// Looks once a second, and always where a test tells the time. Waits for nobody: a transaction that writes for long only keeps lanes
+    /// from being cleared. What it saw counts for
     /// this transaction at once, and for others when it was committed and [`Proofs::keep`] is told.
     pub(super) async fn prove(
         &self,
