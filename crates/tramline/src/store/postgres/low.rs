@@ -125,8 +125,8 @@ pub(super) struct Look {
 
 impl Proofs {
     /// Looks once a second, and always where a test tells the time. Waits for nobody: a transaction that writes for long only keeps lanes
-    /// from being cleared. What it saw counts for
-    /// this transaction at once, and for others when it was committed and [`Proofs::keep`] is told.
+    /// from being cleared. What it saw counts for this transaction at once, and for others when it was committed and [`Proofs::keep`] is
+    /// told.
     pub(super) async fn prove(
         &self,
         session: &mut Session<'_>,
