@@ -1,5 +1,6 @@
 //! Emit: heads, then numbers, then chunks, slices and heads.
 
+use super::RedisStore;
 use super::catalog::create_missing;
 use super::mend::cancel;
 use super::pack::{Packer, Unpacker};
@@ -8,7 +9,7 @@ use super::session::{Session, hget};
 use super::tally::place::place;
 use super::tuple::Tuple;
 use super::unique;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::model::chunk::ChunkRow;
 use crate::model::event::Event;
 use crate::model::id::{ChunkId, EventId, SliceId, TopicId};
@@ -19,9 +20,64 @@ use crate::store::catalog::Catalog;
 use crate::store::emit::{named, needs_steps};
 use crate::store::idempotency::{self, Entry};
 use crate::store::unique::{Sifted, entries as unique_entries, has_unique, names, waves};
-use crate::store::verbs::{Cancel, Emission, Head};
+use crate::store::verbs::{Cancel, Emission, Emit, Head};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// How many events one step stores, about, unless one unit alone has more: a script has to end soon.
+const MOST: usize = 1_000;
+
+impl RedisStore {
+    /// Stores units, some at a time.
+    pub(super) async fn emit_in_parts(&self, given: Emit) -> Result<Vec<Result<Emission>>> {
+        let mut parts = parts(given.units).into_iter();
+        let first = parts.next().unwrap_or_default();
+        let mut answers = self.emit_some(Emit { units: first, now: given.now }).await?;
+        for units in parts {
+            // What came before is stored, so it must not look as if nothing were known of it.
+            match self.emit_some(Emit { units: units.clone(), now: given.now }).await {
+                Ok(some) => answers.extend(some),
+                Err(error) if error.kind() == Kind::Unavailable => {
+                    answers.extend(units.iter().map(|_| Err(error.share())));
+                }
+                // One of them spoils it for all: find out which.
+                Err(_) => {
+                    for unit in units {
+                        let alone = self.emit_some(Emit { units: vec![unit], now: given.now }).await;
+                        answers.extend(alone.map_or_else(|error| vec![Err(error)], |answer| answer));
+                    }
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn emit_some(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
+        if let Some(emitted) = self.emit_at_once(&emit).await? {
+            return Ok(emitted);
+        }
+        self.add(emit.now, |session: &Session<'_>| self::emit(session, &emit.units)).await
+    }
+}
+
+/// Which units are stored together.
+fn parts(units: Vec<Vec<Event>>) -> Vec<Vec<Vec<Event>>> {
+    let mut parts: Vec<Vec<Vec<Event>>> = Vec::new();
+    let mut room = 0;
+    for unit in units {
+        match parts.last_mut().filter(|_| unit.len() <= room) {
+            Some(part) => {
+                room -= unit.len();
+                part.push(unit);
+            }
+            None => {
+                room = MOST.saturating_sub(unit.len());
+                parts.push(vec![unit]);
+            }
+        }
+    }
+    parts
+}
 
 /// Stores units. Each unit gets an answer of its own.
 pub(super) fn emit(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Result<Emission>>> {
