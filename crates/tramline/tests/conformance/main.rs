@@ -49,6 +49,7 @@ mod letters;
 mod limits;
 mod lives;
 mod log;
+mod many;
 mod order;
 mod parked;
 mod patterns;

@@ -1,16 +1,17 @@
 //! While a script runs, everybody else waits: none may take long, however much there is.
 
-use crate::bed::{Server, claim, claim_at, done, emit, events, subscribe};
+use crate::bed::{Server, claim, claim_at, claim_by, done, emit, events, subscribe};
 use redis::Value;
 use std::time::Duration;
 use tramline::Event;
-use tramline::model::id::SubscriptionId;
+use tramline::model::id::{Incarnation, SubscriptionId};
+use tramline::model::lease::Lease;
 use tramline::model::outcome::Outcome;
 use tramline::model::subscription::Ordering;
 use tramline::model::tally::{Ack, Ending, Items, NewTally};
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
-use tramline::store::verbs::{Settle, SettleSlice, Sweep};
+use tramline::store::verbs::{Claim, ClaimedSlice, Extend, Release, Resend, Settle, SettleSlice, Sweep};
 use tramline::store::verbs_tally::{AckItems, AddItems, NameTally, OpenTally, SealTally, SweepTallies};
 
 const EVENTS: usize = 1_000_000;
@@ -156,6 +157,69 @@ async fn awkward(server: &Server, ordering: Ordering) -> Vec<i64> {
     figures
 }
 
+/// Everything that one worker may have in hand, each event in a slice of its own, at once.
+async fn in_hand(server: &Server, ordering: Ordering) -> Vec<i64> {
+    let store = server.open().await.unwrap();
+    let id = subscribe(&store, ordering).await;
+    emit_singles(&store, MANY as usize, |number| Event::new("t", "x").key(format!("key-{number}"))).await;
+    longest(server, "emitting").await;
+    let mut now = store.now().await.unwrap();
+    let (mut figures, mut ids) = (Vec::new(), Vec::new());
+    for outcome in [None, Some(Outcome::retry("not yet")), Some(Outcome::dead("never"))] {
+        let owner = Incarnation::random();
+        let mut slices = Vec::new();
+        loop {
+            let claimed = store.claim(Claim { now: Some(now), ..claim_by(owner, id, MANY) }).await.unwrap();
+            if claimed.slices.is_empty() && claimed.next_due != Some(now) {
+                break;
+            }
+            slices.extend(claimed.slices);
+        }
+        figures.push(longest(server, "claiming").await);
+        ids = slices.iter().flat_map(|slice| slice.events.iter().map(|event| event.event.id)).collect();
+        let leases: Vec<Lease> = slices.iter().map(|slice| slice.lease).collect();
+        let extend = Extend { subscription: id, leases: leases.clone(), lease: None, now: Some(now) };
+        store.extend(extend).await.unwrap();
+        figures.push(longest(server, &format!("extending {}", leases.len())).await);
+        match outcome {
+            None => {
+                store.release(Release { subscription: id, leases, now: Some(now) }).await.unwrap();
+                figures.push(longest(server, "giving back").await);
+            }
+            Some(outcome) => {
+                let result = |slice: &ClaimedSlice| SettleSlice {
+                    lease: slice.lease,
+                    outcomes: slice
+                        .events
+                        .iter()
+                        .map(|event| (event.event.id.index(), outcome.clone()))
+                        .collect(),
+                };
+                let results = slices.iter().map(result).collect();
+                let settle = Settle { subscription: id, results, worker: None, now: Some(now) };
+                store.settle(settle).await.unwrap();
+                figures.push(longest(server, &format!("failing {}", slices.len())).await);
+            }
+        }
+        now = now.after(Duration::from_secs(3_600));
+    }
+    let resend = Resend { subscription: id, ids, now: Some(now) };
+    assert_eq!(store.resend(resend).await.unwrap(), u64::from(MANY));
+    figures.push(longest(server, "resending").await);
+    figures
+}
+
+#[tokio::test]
+#[ignore = "measured on demand, on a machine that does nothing else"]
+async fn what_is_in_hand_takes_the_server_no_longer() {
+    let mut figures = Vec::new();
+    for ordering in [Ordering::None, Ordering::Key] {
+        println!("{ordering:?}");
+        figures.extend(in_hand(&slow_log(), ordering).await);
+    }
+    assert!(figures.iter().all(|longest| *longest < LONGEST), "{figures:?}");
+}
+
 #[tokio::test]
 #[ignore = "measured on demand, on a machine that does nothing else"]
 async fn what_is_awkward_takes_the_server_no_longer() {
@@ -183,8 +247,13 @@ async fn a_tally_of_a_hundred_million_items_takes_the_server_no_longer() {
         store.ack_items(AckItems { acks, by: 1, now: None }).await.unwrap();
     }
     let mut figures = vec![longest(&server, "acks in every part").await];
+    // As many parts as the engine ends at once.
+    let items = (0..1_024).map(|part| Items { first: part * 4_096 + 7, last: part * 4_096 + 7 }).collect();
+    let acks = vec![Ack { tally, items, ending: Ending::Done }];
+    store.ack_items(AckItems { acks, by: 1, now: None }).await.unwrap();
+    figures.push(longest(&server, "many acks at once").await);
     let look = store.tally(NameTally { tally, now: None }).await.unwrap().unwrap();
-    assert_eq!(look.done, 24_000);
+    assert_eq!(look.done, 24_000 + 1_024);
     figures.push(longest(&server, "looking").await);
     let (week, hours) = (Duration::from_secs(7 * 24 * 3600), Duration::from_secs(2 * 3600));
     let now = Some(store.now().await.unwrap().after(hours));

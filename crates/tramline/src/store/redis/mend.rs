@@ -1,5 +1,6 @@
 //! Replay, drop, cancel, resend, release of parked keys, and adoption: changes that somebody asks for.
 
+use super::RedisStore;
 use super::catalog::fillings;
 use super::order::{load_keys, load_marks};
 use super::rows::{
@@ -13,6 +14,7 @@ use crate::model::chunk::ChunkRow;
 use crate::model::failure::Gone;
 use crate::model::id::{ChunkId, EventId, SliceId, SubscriptionId, TopicId};
 use crate::model::lane;
+use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Subscription;
@@ -54,7 +56,7 @@ fn chosen(session: &Session<'_>, revive: &Revive) -> Result<(Vec<Slice>, Chosen,
         (_, Some(letters)) => {
             (Some(letters), whole_chunks(buried_chunks(session, id, revive.after)?, REVIVE_STEP))
         }
-        (Which::Ids(ids), _) => (None, (by_chunk(ids).into_keys().map(|chunk| chunk.0).collect(), None)),
+        (Which::Ids(ids), _) => (None, some_chunks(&by_chunk(ids), revive.after)),
         _ => return Ok((Vec::new(), Chosen::by_number(BTreeMap::new()), None)),
     };
     let chunks = chunks.into_iter().map(ChunkId);
@@ -74,6 +76,21 @@ fn chosen(session: &Session<'_>, revive: &Revive) -> Result<(Vec<Slice>, Chosen,
         (None, _) => Chosen::by_number(BTreeMap::new()),
     };
     Ok((found, chosen, next))
+}
+
+/// The next chunks of those that are named, and where the next step goes on.
+fn some_chunks(wanted: &BTreeMap<ChunkId, Mask>, after: EventId) -> (Vec<i64>, Option<EventId>) {
+    let mut room = REVIVE_STEP as u32;
+    let left = wanted.range(ChunkId(after.chunk().0 + 1)..);
+    let has_room = |(_, mask): &(&ChunkId, &Mask)| {
+        let before = room;
+        room = room.saturating_sub(mask.count());
+        before > 0
+    };
+    let some: Vec<i64> = left.take_while(has_room).map(|(chunk, _)| chunk.0).collect();
+    let last = some.last().map(|last| EventId::at(ChunkId(*last), Mask::CAPACITY - 1));
+    let is_over = wanted.last_key_value().map(|(last, _)| last.0) == some.last().copied();
+    (some, last.filter(|_| !is_over))
 }
 
 fn buried_chunks(session: &Session<'_>, id: SubscriptionId, after: EventId) -> Result<Vec<i64>> {
@@ -138,12 +155,29 @@ pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<s
     Ok(cancelled)
 }
 
-pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
+/// How many events one step resends.
+const RESEND_STEP: usize = 100;
+
+impl RedisStore {
+    /// Resends some at a time. Again is harmless.
+    pub(super) async fn resend_in_parts(&self, given: &Resend) -> Result<u64> {
+        let mut ids = given.ids.clone();
+        ids.sort_unstable();
+        let mut count = 0;
+        for some in ids.chunks(RESEND_STEP) {
+            let step = |session: &Session<'_>| resend(session, given.subscription, some);
+            count += self.write(given.now, step).await?;
+        }
+        Ok(count)
+    }
+}
+
+fn resend(session: &Session<'_>, id: SubscriptionId, ids: &[EventId]) -> Result<u64> {
     let catalog = session.catalog();
-    let subscription = catalog.require_subscription(resend.subscription)?;
+    let subscription = catalog.require_subscription(id)?;
     let ordering = subscription.policy.ordering;
     let mut count = 0;
-    for (chunk, wanted) in by_chunk(&resend.ids) {
+    for (chunk, wanted) in by_chunk(ids) {
         let Some(row) = one_chunk(session, chunk)? else { continue };
         let Some(topic) = catalog.topic_by_id(row.topic) else { continue };
         // It must not go while this step brings it back.
@@ -151,17 +185,17 @@ pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
             continue;
         }
         // What a back-fill has still to bring comes by itself.
-        if is_to_be_filled(session, resend.subscription, topic.id, chunk)? {
+        if is_to_be_filled(session, id, topic.id, chunk)? {
             continue;
         }
-        let known = slices_of_chunk(session, resend.subscription, chunk)?;
+        let known = slices_of_chunk(session, id, chunk)?;
         let keys = row.keys()?;
         for index in wanted.iter().filter(|index| (*index as usize) < keys.len()) {
             let (event, mask) = (EventId::at(chunk, index), Mask::of(index));
             match find(&known, event) {
                 Some(slice) if matches!(slice.state, State::Dead | State::Held) => {
                     // Earlier events of this chunk may have changed the row: look again.
-                    let fresh = slices_of_chunk(session, resend.subscription, chunk)?;
+                    let fresh = slices_of_chunk(session, id, chunk)?;
                     let Some(slice) = find(&fresh, event) else { continue };
                     change(session, slice, |_, changes| replay(slice, mask, session.now, changes))?;
                 }
@@ -169,8 +203,8 @@ pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
                 None => {
                     let lane = lane::within(ordering, topic, keys[index as usize].as_deref(), 0);
                     let mut changes = Changes::default();
-                    plan_resend(resend.subscription, lane, &row, mask, session.now, &mut changes)?;
-                    apply(session, resend.subscription, &changes)?;
+                    plan_resend(id, lane, &row, mask, session.now, &mut changes)?;
+                    apply(session, id, &changes)?;
                 }
             }
             count += 1;
@@ -182,18 +216,43 @@ pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
 /// How many parked keys one step lets go.
 const KEYS: usize = 100;
 
-/// Lets parked keys go: those that are named, or some, from a place in their index on. Gives how many, and where to go on.
-pub(super) fn release_parked(
-    session: &Session<'_>,
-    release: &ReleaseParked,
-    from: &[u8],
-) -> Result<(u64, Option<Vec<u8>>)> {
-    session.catalog().require_subscription(release.subscription)?;
+/// How many leases one step adopts what it may of.
+const ADOPT_STEP: usize = 50;
+
+impl RedisStore {
+    /// Lets parked keys go, those that are named or all, some at a time. Gives how many.
+    pub(super) async fn release_parked_in_parts(&self, given: &ReleaseParked) -> Result<u64> {
+        let (id, mut count) = (given.subscription, 0);
+        for keys in given.keys.chunks(KEYS) {
+            let step = |session: &Session<'_>| {
+                // One that is wrong is refused before any key goes.
+                let catalog = session.catalog();
+                given.keys.iter().try_for_each(|(topic, _)| catalog.require_topic(topic).map(drop))?;
+                let_go(session, id, named(session, id, keys)?)
+            };
+            count += self.write(given.now, step).await?;
+        }
+        let mut next = Some(Vec::new()).filter(|_| given.keys.is_empty());
+        while let Some(from) = next {
+            let step = |session: &Session<'_>| {
+                let (events, next) = from_on(session, id, &from)?;
+                Ok((let_go(session, id, events)?, next))
+            };
+            let (some, rest) = self.write(given.now, step).await?;
+            count += some;
+            next = rest;
+        }
+        Ok(count)
+    }
+}
+
+/// Makes what keys wait for due. Gives how many there were.
+fn let_go(session: &Session<'_>, id: SubscriptionId, events: Vec<EventId>) -> Result<u64> {
+    session.catalog().require_subscription(id)?;
     let mut count = 0;
-    let (events, next) = blockers(session, release, from)?;
     expect_slices(session, events.iter().map(|event| event.chunk()))?;
     for event in events {
-        let slices = slices_of_chunk(session, release.subscription, event.chunk())?;
+        let slices = slices_of_chunk(session, id, event.chunk())?;
         let Some(slice) = find(&slices, event).filter(|s| matches!(s.state, State::Waiting | State::Held))
         else {
             continue;
@@ -206,37 +265,58 @@ pub(super) fn release_parked(
         })?;
         count += 1;
     }
-    Ok((count, next))
+    Ok(count)
 }
 
-/// The events that the keys in question wait for, and where in the index to go on.
-fn blockers(
-    session: &Session<'_>,
-    release: &ReleaseParked,
-    from: &[u8],
-) -> Result<(Vec<EventId>, Option<Vec<u8>>)> {
-    let id = release.subscription;
-    if release.keys.is_empty() {
-        let some = session.range(&parked_index(session, id), (from.to_vec(), Tuple::new().end()), KEYS)?;
-        let next = some.last().filter(|_| some.len() == KEYS).map(|last| [last, &[0][..]].concat());
-        return Ok((some.iter().map(|member| EventId(Columns(member).number())).collect(), next));
-    }
+/// The events that some keys wait for.
+fn named(session: &Session<'_>, id: SubscriptionId, keys: &[(String, String)]) -> Result<Vec<EventId>> {
     let mut found = Vec::new();
-    for (topic, key) in &release.keys {
+    for (topic, key) in keys {
         let catalog = session.catalog();
         let topic = catalog.require_topic(topic)?;
         let lane = lane::of(topic.id, topic.lanes, key);
         found.extend(parked(session, id, lane, key)?.map(|(event, _)| event));
     }
-    Ok((found, None))
+    Ok(found)
 }
 
-pub(super) fn adopt(session: &Session<'_>, adopt: &Adopt) -> Result<Vec<EventId>> {
-    session.catalog().require_subscription(adopt.subscription)?;
+/// The events that keys wait for, some, from a place in their index on, and where to go on.
+fn from_on(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    from: &[u8],
+) -> Result<(Vec<EventId>, Option<Vec<u8>>)> {
+    let some = session.range(&parked_index(session, id), (from.to_vec(), Tuple::new().end()), KEYS)?;
+    let next = some.last().filter(|_| some.len() == KEYS).map(|last| [last, &[0][..]].concat());
+    Ok((some.iter().map(|member| EventId(Columns(member).number())).collect(), next))
+}
+
+impl RedisStore {
+    /// Adopts some at a time: what the journal knows stays there until it has the answer.
+    pub(super) async fn adopt_in_parts(&self, given: &Adopt) -> Result<Vec<EventId>> {
+        // The first events first: somebody may take them before the last ones are ready.
+        let mut consumed = given.consumed.clone();
+        consumed.sort_by_key(|(_, events)| events.iter().min().copied());
+        let mut adopted = Vec::new();
+        for some in consumed.chunks(ADOPT_STEP) {
+            let step = |session: &Session<'_>| adopt(session, given.subscription, some);
+            adopted.extend(self.write(given.now, step).await?);
+        }
+        Ok(adopted)
+    }
+}
+
+fn adopt(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    consumed: &[(Lease, Vec<EventId>)],
+) -> Result<Vec<EventId>> {
+    session.catalog().require_subscription(id)?;
+    expect_slices(session, consumed.iter().map(|(lease, _)| lease.chunk))?;
     let mut adopted = Vec::new();
-    for (lease, events) in &adopt.consumed {
+    for (lease, events) in consumed {
         for event in events {
-            let slices = slices_of_chunk(session, adopt.subscription, event.chunk())?;
+            let slices = slices_of_chunk(session, id, event.chunk())?;
             let Some(slice) = find(&slices, *event) else { continue };
             let mine = slice.state == State::Consumed && slice.lease() == *lease;
             // A sweep may have been faster and called it interrupted; the journal knows that it never started.

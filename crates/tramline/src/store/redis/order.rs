@@ -56,6 +56,7 @@ pub(super) fn claim(
     let unparking = unpark::go_on(session, id)?;
     let mut more = !unparking.is_empty() || suspect.is_some();
     let mut is_over = false;
+    let waiting = (MOST / chosen.iter().filter(|work| work.urgent).count().max(1)).max(1);
     let chosen = chosen.into_iter().filter(|work| !unparking.contains(&work.lane.lane));
     session.for_each(chosen, |work| {
         is_over |= taker.is_full();
@@ -71,7 +72,8 @@ pub(super) fn claim(
         let ready = load(session, &work.ready)?;
         let mut view = LaneView::new(lane.clone());
         let mut changes = Changes::default();
-        is_over = take_from(session, claim, &mut view, ready, taker, raw, &mut changes)?;
+        let found = Found { ready, waiting };
+        is_over = take_from(session, claim, &mut view, found, taker, raw, &mut changes)?;
         apply(session, claim.subscription, &changes)?;
         if view.lane != lane {
             write_lane(session, &view.lane);
@@ -92,12 +94,19 @@ pub(super) fn claim(
     Ok(!more || !raw.slices.is_empty() || raw.suspects_wait)
 }
 
+/// What a claim has found in a lane.
+struct Found {
+    ready: Vec<Slice>,
+    /// How many of those that waited and are due it may look at: they are in many lanes at once, where much has failed together.
+    waiting: usize,
+}
+
 /// Takes from one locked lane. True when the claim is over: it took a suspect.
 fn take_from(
     session: &Session<'_>,
     claim: &Claim,
     view: &mut LaneView,
-    mut ready: Vec<Slice>,
+    Found { mut ready, waiting: most }: Found,
     taker: &mut Taker,
     raw: &mut RawClaim,
     changes: &mut Changes,
@@ -160,7 +169,10 @@ fn take_from(
         *changes = Changes::default();
     }
     for _ in 0..ROUNDS {
-        let waiting = waiting(session, id, lane, session.now, taker.events)?;
+        let waiting = waiting(session, id, lane, most.min(taker.events as usize))?;
+        if waiting.len() == most {
+            raw.next_due = Some(session.now);
+        }
         let (more, looked) = (!ready.is_empty(), ready.len());
         // Where no key is parked and nothing has to wait, keys do not matter: reading them is left to the claimer.
         if view.lane.marks > 0 || ready.iter().any(|slice| slice.due_at > session.now) {
@@ -190,19 +202,13 @@ fn take_from(
 }
 
 /// Slices whose event was the first of its key and had to wait, and is due now.
-fn waiting(
-    session: &Session<'_>,
-    id: SubscriptionId,
-    lane: LaneId,
-    now: Time,
-    events: u32,
-) -> Result<Vec<Slice>> {
-    if first_of(session, id, State::Waiting, lane)?.is_none_or(|first| first.pos > now.0) {
+fn waiting(session: &Session<'_>, id: SubscriptionId, lane: LaneId, most: usize) -> Result<Vec<Slice>> {
+    let now = session.now.0;
+    if first_of(session, id, State::Waiting, lane)?.is_none_or(|first| first.pos > now) {
         return Ok(Vec::new());
     }
     let columns = [State::Waiting as i64, lane.0, 0];
-    let to = Tuple::new().with(&columns).with(&[now.0.saturating_add(1)]).bytes();
-    let most = (events as usize).min(MOST);
+    let to = Tuple::new().with(&columns).with(&[now.saturating_add(1)]).bytes();
     load(session, &entries(session, id, (Tuple::new().with(&columns).bytes(), to), most)?)
 }
 

@@ -18,23 +18,27 @@ use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settle
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many slices one step settles, about: a script has to end soon.
-const MOST: usize = 300;
+const MOST: usize = 200;
 
 impl RedisStore {
-    /// Settles what is all done in several steps if it is much: such slices have nothing to do with each other, unless they are of one
-    /// lane.
-    pub(super) async fn settle_in_parts(&self, settle: &Settle) -> Result<Settled> {
-        let results = &settle.results;
-        if results.len() <= MOST || !results.iter().all(SettleSlice::is_all_done) {
-            return self.settle_some(settle).await;
+    /// Settles in several steps if it is much: slices have nothing to do with each other, unless they are of one lane.
+    pub(super) async fn settle_in_parts(&self, given: &Settle) -> Result<Settled> {
+        let results = &given.results;
+        if results.len() <= MOST {
+            return self.settle_some(given).await;
+        }
+        let lane = |result: &SettleSlice| lane_of(&result.lease);
+        if results.iter().any(|result| lane(result).is_some() && !result.is_all_done()) {
+            // What is refused is refused as a whole, so that has to be known before the first part is written.
+            self.read(given.now, |session: &Session<'_>| settle(session, given)).await?;
         }
         let mut answer = Settled { accepted: vec![Vec::new(); results.len()], ..Settled::default() };
-        for part in parts(results) {
+        for part in parts(results, lane) {
             let some = Settle {
                 results: part.iter().map(|at| results[*at].clone()).collect(),
-                subscription: settle.subscription,
-                worker: settle.worker.clone(),
-                now: settle.now,
+                subscription: given.subscription,
+                worker: given.worker.clone(),
+                now: given.now,
             };
             let settled = self.settle_some(&some).await?;
             for (at, accepted) in part.into_iter().zip(settled.accepted) {
@@ -55,15 +59,42 @@ impl RedisStore {
         self.at_once.forget(given.results.iter().map(|result| &result.lease));
         settled
     }
+
+    /// Makes leases last longer, some at a time.
+    pub(super) async fn extend_in_parts(&self, given: &Extend) -> Result<Vec<Extended>> {
+        let mut answers = vec![Extended::Lost; given.leases.len()];
+        for part in parts(&given.leases, lane_of) {
+            let leases: Vec<Lease> = part.iter().map(|at| given.leases[*at]).collect();
+            let step = |session: &Session<'_>| extend(session, given, &leases);
+            let extended = self.write(given.now, step).await?;
+            part.into_iter().zip(extended).for_each(|(at, extended)| answers[at] = extended);
+        }
+        Ok(answers)
+    }
+
+    /// Gives back, some at a time. Gives how many leases it was.
+    pub(super) async fn release_in_parts(&self, given: &Release) -> Result<u64> {
+        let mut count = 0;
+        for part in parts(&given.leases, lane_of) {
+            let leases: Vec<Lease> = part.into_iter().map(|at| given.leases[at]).collect();
+            let step = |session: &Session<'_>| release(session, given.subscription, &leases);
+            count += self.write(given.now, step).await?;
+        }
+        Ok(count)
+    }
 }
 
-/// Which results go together: all of a lane, and not many more than one step settles.
-fn parts(results: &[SettleSlice]) -> Vec<Vec<usize>> {
-    let lane = |at: &usize| Some(results[*at].lease).filter(Lease::is_ordered).map(|lease| lease.lane);
-    let mut all: Vec<usize> = (0..results.len()).collect();
-    all.sort_by_key(lane);
+fn lane_of(lease: &Lease) -> Option<LaneId> {
+    lease.is_ordered().then_some(lease.lane)
+}
+
+/// Which of many go together: all of a lane, and not many more than one step takes.
+fn parts<T>(all: &[T], lane: impl Fn(&T) -> Option<LaneId>) -> Vec<Vec<usize>> {
+    let lane = |at: &usize| lane(&all[*at]);
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by_key(lane);
     let mut parts: Vec<Vec<usize>> = Vec::new();
-    for together in all.chunk_by(|a, b| lane(a).is_some() && lane(a) == lane(b)) {
+    for together in order.chunk_by(|a, b| lane(a).is_some() && lane(a) == lane(b)) {
         match parts.last_mut().filter(|part| part.len() + together.len() <= MOST) {
             Some(part) => part.extend(together),
             None => parts.push(together.to_vec()),
@@ -220,14 +251,18 @@ fn lane_slices(
     Ok(all.into_iter().map(by_number).collect())
 }
 
-pub(super) fn extend(session: &Session<'_>, extend: &Extend) -> Result<Vec<Extended>> {
-    let catalog = session.catalog();
-    let policy = &catalog.require_subscription(extend.subscription)?.policy;
-    let until = session.now.after(extend.lease.unwrap_or_else(|| policy.lease()));
-    expect(session, extend.subscription, extend.leases.iter())?;
-    let mut answers = Vec::with_capacity(extend.leases.len());
-    for lease in &extend.leases {
-        let id = extend.subscription;
+fn extend(session: &Session<'_>, given: &Extend, leases: &[Lease]) -> Result<Vec<Extended>> {
+    let (catalog, id) = (session.catalog(), given.subscription);
+    let policy = &catalog.require_subscription(id)?.policy;
+    let until = session.now.after(given.lease.unwrap_or_else(|| policy.lease()));
+    // A lane has one lease: its slices do not matter.
+    let read = |lease: &Lease| match lease.is_ordered() {
+        true => hget(&lanes_key(session, id), lease.lane.to_string().as_bytes()),
+        false => hget(&slices_key(session, lease.chunk), lease.slice.to_string().as_bytes()),
+    };
+    session.expect(leases.iter().map(read))?;
+    let mut answers = Vec::with_capacity(leases.len());
+    for lease in leases {
         let held = if lease.is_ordered() {
             let lane = one_lane(session, id, lease.lane)?.filter(|lane| lane.is_under(lease));
             lane.map(|lane| write_lane(session, &Lane { until, ..lane })).is_some()
@@ -240,23 +275,23 @@ pub(super) fn extend(session: &Session<'_>, extend: &Extend) -> Result<Vec<Exten
     Ok(answers)
 }
 
-pub(super) fn release(session: &Session<'_>, release: &Release) -> Result<u64> {
+fn release(session: &Session<'_>, id: SubscriptionId, leases: &[Lease]) -> Result<u64> {
     let mut count = 0;
-    expect(session, release.subscription, release.leases.iter())?;
+    expect(session, id, leases.iter())?;
     let mut lanes: BTreeMap<LaneId, BTreeSet<Lease>> = BTreeMap::new();
-    for lease in &release.leases {
+    for lease in leases {
         if lease.is_ordered() {
             lanes.entry(lease.lane).or_default().insert(*lease);
             continue;
         }
-        let Some(slice) = under(session, release.subscription, lease)? else { continue };
+        let Some(slice) = under(session, id, lease)? else { continue };
         let mut changes = Changes::default();
         plan_release(slice, session.now, &mut changes);
-        apply(session, release.subscription, &changes)?;
+        apply(session, id, &changes)?;
         count += 1;
     }
     session.for_each(lanes, |(lane, given)| {
-        count += release_in_lane(session, release.subscription, lane, &given)?;
+        count += release_in_lane(session, id, lane, &given)?;
         Ok(())
     })?;
     Ok(count)

@@ -2,8 +2,7 @@
 
 use super::session::Session;
 use super::{
-    RedisStore, catalog, claim, drops, emit, look, mend, push, remote, rules, schedule, settle, shed, sweep,
-    tally, token,
+    RedisStore, catalog, claim, drops, look, mend, push, remote, rules, schedule, shed, sweep, tally, token,
 };
 use crate::error::Result;
 use crate::model::dropped::DropRecord;
@@ -91,10 +90,7 @@ impl Store for RedisStore {
     }
 
     async fn emit(&self, emit: Emit) -> Result<Vec<Result<Emission>>> {
-        if let Some(emitted) = self.emit_at_once(&emit).await? {
-            return Ok(emitted);
-        }
-        self.add(emit.now, |session: &Session<'_>| emit::emit(session, &emit.units)).await
+        self.emit_in_parts(emit).await
     }
 
     async fn claim(&self, claim: Claim) -> Result<Claimed> {
@@ -142,15 +138,15 @@ impl Store for RedisStore {
     }
 
     async fn extend(&self, extend: Extend) -> Result<Vec<Extended>> {
-        self.write(extend.now, |session: &Session<'_>| settle::extend(session, &extend)).await
+        self.extend_in_parts(&extend).await
     }
 
     async fn release(&self, release: Release) -> Result<u64> {
-        self.write(release.now, |session: &Session<'_>| settle::release(session, &release)).await
+        self.release_in_parts(&release).await
     }
 
     async fn adopt(&self, adopt: Adopt) -> Result<Vec<EventId>> {
-        self.write(adopt.now, |session: &Session<'_>| mend::adopt(session, &adopt)).await
+        self.adopt_in_parts(&adopt).await
     }
 
     async fn stats(&self, subscription: SubscriptionId, now: Option<Time>) -> Result<Stats> {
@@ -206,7 +202,7 @@ impl Store for RedisStore {
     }
 
     async fn resend(&self, resend: Resend) -> Result<u64> {
-        self.write(resend.now, |session: &Session<'_>| mend::resend(session, &resend)).await
+        self.resend_in_parts(&resend).await
     }
 
     async fn cancel(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
@@ -214,14 +210,7 @@ impl Store for RedisStore {
     }
 
     async fn release_parked(&self, release: ReleaseParked) -> Result<u64> {
-        let (mut count, mut next) = (0, Some(Vec::new()));
-        while let Some(from) = next {
-            let step = |session: &Session<'_>| mend::release_parked(session, &release, &from);
-            let (some, rest) = self.write(release.now, step).await?;
-            count += some;
-            next = rest;
-        }
-        Ok(count)
+        self.release_parked_in_parts(&release).await
     }
 
     async fn push_board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {

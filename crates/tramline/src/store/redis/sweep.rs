@@ -24,8 +24,9 @@ use crate::store::retention::{Looked, Seen, Stretch, Walk};
 use crate::store::verbs::{Beat, Buried, Bury, Sweep, Swept, Worker};
 use std::collections::BTreeSet;
 
-/// How many chunks one step of a back-fill writes.
+/// How many chunks one step of a back-fill reads, and how many slices it writes, about: with order a chunk may be in many lanes.
 const BACKFILL_STEP: usize = 64;
+const BACKFILL_SLICES: usize = 300;
 /// How many audit entries are kept.
 const AUDIT_KEPT: i64 = 10_000;
 /// How many rows one step of a sweep removes.
@@ -298,13 +299,19 @@ pub(super) fn backfill(session: &Session<'_>, id: SubscriptionId) -> Result<bool
     let count = within_a_step(page.iter().map(|logged| logged.bytes));
     let chunks: Vec<ChunkId> = page.iter().take(count).map(|logged| logged.chunk).collect();
     expect_chunks(session, chunks.iter().copied())?;
+    let (mut slices, mut reached) = (Vec::new(), None);
     for chunk in &chunks {
-        if let Some(row) = one_chunk(session, *chunk)? {
-            insert(session, &slices_of(&row, of, subscription)?)?;
+        if slices.len() >= BACKFILL_SLICES {
+            break;
         }
+        if let Some(row) = one_chunk(session, *chunk)? {
+            slices.append(&mut slices_of(&row, of, subscription)?);
+        }
+        reached = Some(chunk.0);
     }
-    let done = count == page.len() && page.len() < BACKFILL_STEP;
-    let reached = if done { filling.until } else { chunks.last().map_or(filling.until, |chunk| chunk.0) };
+    insert(session, &slices)?;
+    let is_last = reached == page.last().map(|last| last.chunk.0) && page.len() < BACKFILL_STEP;
+    let reached = reached.filter(|_| !is_last).unwrap_or(filling.until);
     write_filling(session, &Filling { next: reached + 1, ..filling });
     Ok(backfills(session)?.contains(&id))
 }

@@ -37,7 +37,7 @@ pub(super) struct Work {
     pub(super) lane: Lane,
     pub(super) ready: Vec<Entry>,
     /// It has something else to give.
-    urgent: bool,
+    pub(super) urgent: bool,
 }
 
 /// The lanes to take from, of those that have something to do, each with its ready slices. True if there is more than one step takes.
