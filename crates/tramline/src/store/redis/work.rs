@@ -104,12 +104,13 @@ pub(super) fn expect_work(session: &Session<'_>, id: SubscriptionId, chosen: &[W
     let lanes = chosen.iter().map(|work| work.lane.lane);
     let rows = lanes.clone().map(|lane| hget(&lanes_key(session, id), lane.to_string().as_bytes()));
     let mut read = session.expect(rows.chain([hgetall(&unpark::table(session, id))]));
-    let mut ranges: Vec<_> = lanes
-        .flat_map(|lane| {
-            [State::Suspect, State::Waiting].map(|state| Tuple::new().with(&[state as i64, lane.0]))
-        })
-        .map(|first| (first.all(), 1))
-        .collect();
+    let mut ranges = Vec::new();
+    for state in [State::Suspect, State::Waiting].into_iter().filter(|_| !chosen.is_empty()) {
+        match session.loosely(|| has(session, id, state))? {
+            true => ranges.extend(lanes.clone().map(|lane| (of_lane(state, lane), 1))),
+            false => ranges.push((of_all(state), 1)),
+        }
+    }
     for work in chosen.iter().filter(|work| !work.ready.is_empty()) {
         ranges.push((ready_range(session, id, work.lane.lane)?, work.ready.len() + 1));
     }
@@ -130,10 +131,9 @@ pub(super) fn is_still(session: &Session<'_>, id: SubscriptionId, work: &Work) -
 /// nothing else, so lanes that may have one come before all others.
 pub(super) fn candidates(session: &Session<'_>, claim: &Claim) -> Result<Vec<Open>> {
     let all = lanes(session, claim.subscription)?;
-    let mut probes = Vec::with_capacity(all.len() * 3);
+    let mut probes = [State::Waiting, State::Suspect].map(|state| (of_all(state), 1)).to_vec();
     for lane in &all {
-        let ready = ready_range(session, claim.subscription, lane.lane)?;
-        probes.extend(probes_of(lane.lane, ready));
+        probes.push((ready_range(session, claim.subscription, lane.lane)?, PAGE));
     }
     expect_entries(session, claim.subscription, probes)?;
     let mut busy = BTreeSet::new();
@@ -186,14 +186,17 @@ pub(super) fn expect_lanes(session: &Session<'_>, id: SubscriptionId) -> Result<
     if lanes.len() > MANY {
         return Ok(());
     }
-    let probes = lanes.into_iter().flat_map(|lane| probes_of(lane, ready_below(lane, ChunkId(i64::MAX))));
-    expect_entries(session, id, probes)
+    let ready = lanes.into_iter().map(|lane| (ready_below(lane, ChunkId(i64::MAX)), PAGE));
+    expect_entries(session, id, ready.chain([State::Waiting, State::Suspect].map(|state| (of_all(state), 1))))
 }
 
-/// What a claim looks at in a lane: its first ready slices, and whether others wait.
-fn probes_of(lane: LaneId, ready: Span) -> [(Span, usize); 3] {
-    let first = |state: State| (Tuple::new().with(&[state as i64, lane.0]).all(), 1);
-    [(ready, PAGE), first(State::Waiting), first(State::Suspect)]
+/// Where the slices of a state are in the index: of all lanes, of one.
+fn of_all(state: State) -> Span {
+    Tuple::new().with(&[state as i64]).all()
+}
+
+fn of_lane(state: State, lane: LaneId) -> Span {
+    Tuple::new().with(&[state as i64, lane.0]).all()
 }
 
 fn rotate(lanes: &mut [Lane], now: Time) {
@@ -206,13 +209,25 @@ fn rotate(lanes: &mut [Lane], now: Time) {
 /// The lanes that have slices of one state; waiting ones only if they are due. One look per lane, all of them together.
 fn lanes_with(session: &Session<'_>, lanes: &[Lane], state: State) -> Result<BTreeSet<LaneId>> {
     let mut found = BTreeSet::new();
+    let Some(id) = lanes.first().map(|lane| lane.subscription) else { return Ok(found) };
+    if !has(session, id, state)? {
+        return Ok(found);
+    }
+    expect_entries(session, id, lanes.iter().map(|lane| (of_lane(state, lane.lane), 1)))?;
     for lane in lanes {
-        let first = first_of(session, lane.subscription, state, lane.lane)?;
+        let first = first_of(session, id, state, lane.lane)?;
         if first.is_some_and(|first| state != State::Waiting || first.pos <= session.now.0) {
             found.insert(lane.lane);
         }
     }
     Ok(found)
+}
+
+/// True if a subscription has slices of a state in any lane. Mostly there are none that wait or are suspect, and one look instead of one for
+/// each lane says so. Where there are some, it is looked at loosely: whoever changes the first of them is in nobody's way.
+fn has(session: &Session<'_>, id: SubscriptionId, state: State) -> Result<bool> {
+    let first = || entries(session, id, of_all(state), 1);
+    Ok(!session.loosely(first)?.is_empty() || !first()?.is_empty())
 }
 
 /// The first slice of a state in a lane.
@@ -222,7 +237,10 @@ pub(super) fn first_of(
     state: State,
     lane: LaneId,
 ) -> Result<Option<Entry>> {
-    Ok(entries(session, id, Tuple::new().with(&[state as i64, lane.0]).all(), 1)?.pop())
+    if !has(session, id, state)? {
+        return Ok(None);
+    }
+    Ok(entries(session, id, of_lane(state, lane), 1)?.pop())
 }
 
 /// The first ready slices of a lane in chunk order, whole chunks only, until they hold `events` events, or as many as a step looks at.

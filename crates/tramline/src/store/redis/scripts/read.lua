@@ -18,8 +18,12 @@ while at <= #ARGV and size < 1048576 do
     local reply = redis.call(unpack(ARGV, at + 1, at + words))
     answer[#answer + 1] = reply
     answer[#answer + 1] = digest(ARGV[at + 1], reply)
-    for _, part in ipairs(type(reply) == 'table' and reply or {reply}) do
-        if type(part) == 'string' then size = size + #part end
+    if type(reply) == 'string' then
+        size = size + #reply
+    elseif type(reply) == 'table' then
+        for _, part in ipairs(reply) do
+            if type(part) == 'string' then size = size + #part end
+        end
     end
     at = at + words + 1
 end
