@@ -1,6 +1,6 @@
 //! What a claim reads.
 
-use crate::bed::{Private, claim, done, event, ids, server};
+use crate::bed::{Private, claim, event, ids, server};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use std::time::Duration;
 use tramline::model::lane::hash;
@@ -8,7 +8,7 @@ use tramline::model::mask::Mask;
 use tramline::model::rule::RuleKind;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
-use tramline::store::verbs::{Claim, Emit, Release, RuleEnd, SetRule, Sweep};
+use tramline::store::verbs::{Claim, Emit, RuleEnd, SetRule, Sweep};
 
 /// A busy queue has far more that is not due than what is, and must not read it.
 #[tokio::test]
@@ -229,33 +229,6 @@ async fn an_ordered_claim_that_waited_takes_what_came_meanwhile() {
     let stored = store.emit(event("k")).await.unwrap();
     tx.rollback().await.unwrap();
     assert_eq!(ids(&begun.await.unwrap()), [stored.events[0].id]);
-    pool.close().await;
-    store.close().await;
-}
-
-/// The story: settlements of many callers go together. One of them had an old lease of a slice that somebody had locked in a transaction of his
-/// own, and all of them waited for that.
-#[tokio::test]
-async fn an_old_lease_waits_for_nobody() {
-    let store = Private::open().await;
-    let queue = store.subscribe("q", Ordering::None).await.id;
-    store.emit(event("k")).await.unwrap();
-    let old = store.claim(queue, 1).await;
-    let release = Release { subscription: queue, leases: vec![old.slices[0].lease], now: None };
-    assert_eq!(store.store.release(release.clone()).await.unwrap(), 1);
-    let new = store.claim(queue, 1).await;
-    assert_eq!(ids(&new), ids(&old));
-    let pool = store.pool().await;
-    let mut tx = pool.begin().await.unwrap();
-    store.settle_in(&mut tx, done(queue, &new)).await.unwrap();
-    let late = async {
-        let settled = store.settle_done(queue, &old).await;
-        (settled.accepted, store.store.release(release).await.unwrap())
-    };
-    let (accepted, released) =
-        tokio::time::timeout(Duration::from_secs(10), late).await.expect("nobody is waited for");
-    assert_eq!((accepted, released), (vec![vec![false]], 0));
-    tx.commit().await.unwrap();
     pool.close().await;
     store.close().await;
 }

@@ -10,7 +10,7 @@ use tramline::model::subscription::Ordering;
 use tramline::store::Store;
 use tramline::store::verbs::{
     Claimed, Emission, Emit, Expected, Extend, Extended, FindEvent, LogPage, Over, PutSchedule,
-    PutSubscription, Tick,
+    PutSubscription, Release, Tick,
 };
 use tramline::{Event, Policy, Result, Schedule, Start, Tramline};
 
@@ -184,6 +184,38 @@ async fn extending_does_not_wait_for_a_transaction_that_holds_one_of_the_leases(
         );
         store.close().await;
     }
+}
+
+/// The story: settlements of many callers go together. One of them had an old lease of a slice that somebody had locked in a transaction of his
+/// own, and all of them waited for that.
+#[tokio::test]
+async fn an_old_lease_waits_for_nobody() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await.id;
+    store.emit(event("k")).await.unwrap();
+    let old = store.claim(queue, 1).await;
+    let release = Release { subscription: queue, leases: vec![old.slices[0].lease], now: None };
+    assert_eq!(store.store.release(release.clone()).await.unwrap(), 1);
+    let new = store.claim(queue, 1).await;
+    assert_eq!(ids(&new), ids(&old));
+    store.emit(event("other")).await.unwrap();
+    let other = store.claim(queue, 1).await;
+    let pool = store.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    store.settle_in(&mut tx, done(queue, &new)).await.unwrap();
+    let mut together = done(queue, &old);
+    together.results.extend(done(queue, &other).results);
+    let late = async {
+        let settled = store.store.settle(together).await.unwrap();
+        (settled.accepted, store.store.release(release).await.unwrap())
+    };
+    // Whoever waits on MySQL gives up after more than that.
+    let (accepted, released) =
+        tokio::time::timeout(Duration::from_secs(10), late).await.expect("nobody is waited for");
+    assert_eq!((accepted, released), (vec![vec![false], vec![true]], 0));
+    tx.commit().await.unwrap();
+    pool.close().await;
+    store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,7 +3,7 @@
 use super::lanes::{is_taken, leased_sql, lock_sql, views};
 use super::rows::{META, SLICE, apply, chunk, slices, write_lanes};
 use super::session::{Rows, Session};
-use super::sql::{LIST, numbered, paired};
+use super::sql::{LIST, fours, numbered, paired};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
 use crate::model::lane::Lane;
@@ -37,7 +37,7 @@ impl Asked {
         let id = settle.subscription;
         let (ordered, plain): (Vec<&Lease>, Vec<&Lease>) =
             settle.results.iter().map(|result| &result.lease).partition(|lease| lease.is_ordered());
-        let slices = named_sql(id, plain.into_iter(), " FOR UPDATE");
+        let slices = lock_slices_sql(id, plain.into_iter());
         let mut lanes = Vec::new();
         if !ordered.is_empty() {
             // What the leases name is read behind the locks: mostly it is all that matters.
@@ -153,13 +153,35 @@ fn named_sql<'a>(id: SubscriptionId, leases: impl Iterator<Item = &'a Lease>, lo
     rows.chunks(LIST).map(select).collect()
 }
 
-/// Locks the rows that leases name, in the order of their numbers.
+/// Locks the rows of leases that hold, in the order of their numbers. An old lease waits for nobody: whoever has its row now may keep it
+/// locked for long, in a transaction of his own.
+///
+/// Which leases hold is read without locks: a statement that locks waits for every row that it reads. The LIMIT keeps MySQL from joining
+/// the two into one.
+fn lock_slices_sql<'a>(id: SubscriptionId, leases: impl Iterator<Item = &'a Lease>) -> Vec<String> {
+    let leases: BTreeSet<[i64; 4]> =
+        leases.map(|lease| [lease.chunk.0, lease.slice.0, lease.epoch, lease.owner.0]).collect();
+    let leases: Vec<[i64; 4]> = leases.into_iter().collect();
+    let lock = |some: &[[i64; 4]]| {
+        format!(
+            "SELECT {SLICE} FROM (SELECT n.a, n.b FROM {} STRAIGHT_JOIN tramline_slice h FORCE INDEX (PRIMARY) \
+             ON h.chunk = n.a AND h.id = n.b WHERE h.epoch = n.c AND h.owner = n.d LIMIT {}) n \
+             STRAIGHT_JOIN tramline_slice s FORCE INDEX (PRIMARY) ON s.chunk = n.a AND s.id = n.b \
+             WHERE s.subscription = {} FOR UPDATE",
+            fours(some),
+            some.len(),
+            id.0
+        )
+    };
+    leases.chunks(LIST).map(lock).collect()
+}
+
 async fn lock_slices<'a>(
     session: &mut Session<'_>,
     id: SubscriptionId,
     leases: impl Iterator<Item = &'a Lease>,
 ) -> Result<Named> {
-    let sets = session.sets(named_sql(id, leases, " FOR UPDATE")).await?;
+    let sets = session.sets(lock_slices_sql(id, leases)).await?;
     by_number(sets.iter())
 }
 

@@ -116,6 +116,16 @@ pub(super) fn paired(pairs: impl IntoIterator<Item = (i64, i64)>) -> String {
     table("j.a, j.b", &quoted(&pairs.join(",")), "a BIGINT PATH '$[0]', b BIGINT PATH '$[1]'")
 }
 
+/// Rows of four numbers as a table `n (a, b, c, d)`.
+pub(super) fn fours(rows: &[[i64; 4]]) -> String {
+    if let [[a, b, c, d]] = rows {
+        return format!("(SELECT {a} AS a, {b} AS b, {c} AS c, {d} AS d) n");
+    }
+    let rows: Vec<String> = rows.iter().map(|[a, b, c, d]| format!("[{a},{b},{c},{d}]")).collect();
+    let columns = "a BIGINT PATH '$[0]', b BIGINT PATH '$[1]', c BIGINT PATH '$[2]', d BIGINT PATH '$[3]'";
+    table("j.a, j.b, j.c, j.d", &quoted(&rows.join(",")), columns)
+}
+
 /// Numbers and texts as a table `n (a, b)`.
 pub(super) fn named<'a>(pairs: impl IntoIterator<Item = (i64, &'a str)>) -> String {
     let pairs: Vec<(i64, &str)> = pairs.into_iter().collect();
@@ -245,8 +255,10 @@ mod tests {
     fn lists_to_be_joined_are_numbers_and_digits() {
         assert!(numbered([1, -2]).contains("JSON_TABLE('[1,-2]'"));
         assert!(paired([(1, 2), (3, 4)]).contains("JSON_TABLE('[[1,2],[3,4]]'"));
+        assert!(fours(&[[1, 2, 3, -4], [5, 6, 7, 8]]).contains("JSON_TABLE('[[1,2,3,-4],[5,6,7,8]]'"));
         assert_eq!(numbered([7]), "(SELECT 7 AS a) n");
         assert_eq!(paired([(7, -8)]), "(SELECT 7 AS a, -8 AS b) n");
+        assert_eq!(fours(&[[7, -8, 9, 0]]), "(SELECT 7 AS a, -8 AS b, 9 AS c, 0 AS d) n");
         assert_eq!(named([(7, "a'")]), "(SELECT 7 AS a, x'6127' AS b) n");
         let two = named([(1, "a'"), (2, "b")]);
         assert!(two.contains("UNHEX(j.b) AS b FROM JSON_TABLE('[[1,\"6127\"],[2,\"62\"]]'"));
