@@ -27,7 +27,7 @@ pub(super) trait Work: Debug + Send + Sync + 'static {
     /// How much of a group a wish is.
     fn size(wish: &Self::Wish) -> usize;
 
-    /// Whoever asked is gone.
+    /// Whoever asked is gone, perhaps with the runtime.
     fn unwanted(&self, key: &Self::Key, answer: Self::Answer);
 }
 
@@ -55,13 +55,35 @@ struct Queue<W: Work> {
     turn: Option<u64>,
 }
 
-type Reply<W> = oneshot::Sender<Result<<W as Work>::Answer>>;
+type Reply<W> = oneshot::Sender<Delivery<W>>;
 
 /// A wish and the caller who waits for it.
 #[derive(Debug)]
 struct Waiting<W: Work> {
     wish: W::Wish,
     reply: Reply<W>,
+}
+
+/// An answer on its way. Whoever asked may be gone when it comes, or go before looking at it.
+#[derive(Debug)]
+struct Delivery<W: Work> {
+    inner: Arc<Inner<W>>,
+    key: W::Key,
+    answer: Option<Result<W::Answer>>,
+}
+
+impl<W: Work> Delivery<W> {
+    fn open(mut self) -> Option<Result<W::Answer>> {
+        self.answer.take()
+    }
+}
+
+impl<W: Work> Drop for Delivery<W> {
+    fn drop(&mut self) {
+        if let Some(Ok(answer)) = self.answer.take() {
+            self.inner.work.unwanted(&self.key, answer);
+        }
+    }
 }
 
 impl<W: Work> Groups<W> {
@@ -84,7 +106,7 @@ impl<W: Work> Groups<W> {
             queue.waiting.push(Waiting { wish, reply });
         }
         self.inner.start(&key);
-        answer.await.map_err(|_| closed())?
+        answer.await.ok().and_then(Delivery::open).unwrap_or_else(|| Err(closed()))
     }
 }
 
@@ -127,13 +149,13 @@ impl<W: Work> Inner<W> {
         group
     }
 
-    async fn carry_out(&self, key: &W::Key, group: Vec<Waiting<W>>) {
+    async fn carry_out(self: &Arc<Self>, key: &W::Key, group: Vec<Waiting<W>>) {
         let (wishes, replies): (Vec<W::Wish>, Vec<Reply<W>>) =
             group.into_iter().map(|one| (one.wish, one.reply)).unzip();
         for (reply, answer) in replies.into_iter().zip(self.work.carry_out(key, wishes).await) {
-            if let Err(Ok(answer)) = reply.send(answer) {
-                self.work.unwanted(key, answer);
-            }
+            let delivery = Delivery { inner: self.clone(), key: key.clone(), answer: Some(answer) };
+            // Nobody there: it comes back, and dropping it tells so.
+            drop(reply.send(delivery));
         }
     }
 }
@@ -282,6 +304,24 @@ mod tests {
         groups.work().let_go.add_permits(1);
         let mut unwanted = groups.work().unwanted.subscribe();
         assert_eq!(*unwanted.wait_for(|all| !all.is_empty()).await.unwrap(), [7]);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_looked_at_any_more_is_told() {
+        let groups = echo(3);
+        let mut asked = Box::pin(groups.join("key", 7));
+        tokio::select! {
+            biased;
+            _ = &mut asked => panic!("nobody has let it"),
+            () = std::future::ready(()) => {}
+        }
+        groups.work().let_go.add_permits(1);
+        while !groups.inner.queues().is_empty() {
+            tokio::task::yield_now().await; // answered
+        }
+        assert!(groups.work().unwanted.borrow().is_empty(), "somebody waits");
+        drop(asked);
+        assert_eq!(*groups.work().unwanted.borrow(), [7]);
     }
 
     /// The story: a runtime that ended dropped the task at work, which started another one for what waited; that was refused and dropped,

@@ -81,8 +81,10 @@ impl Work for Claiming {
         if leases.is_empty() {
             return;
         }
+        // Without a runtime nobody can give them back.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (store, wake, subscription) = (self.store.clone(), self.wake.clone(), key.subscription);
-        tokio::spawn(async move {
+        runtime.spawn(async move {
             match store.release(Release { subscription, leases, now: None }).await {
                 Ok(_) => wake.notify(&[subscription]),
                 Err(error) => {
