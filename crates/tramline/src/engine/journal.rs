@@ -17,8 +17,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// An open journal.
-#[derive(Clone, Debug)]
+/// An open journal. It is closed when it is dropped, also while an entry is being written.
+#[derive(Debug)]
 pub(crate) struct Journal {
     open: Arc<Mutex<Open>>,
     synced: bool,
@@ -119,13 +119,24 @@ impl Journal {
         &self,
         work: impl FnOnce(&mut Open) -> std::io::Result<()> + Send + 'static,
     ) -> std::io::Result<()> {
-        let journal = self.clone();
-        tokio::task::spawn_blocking(move || work(&mut journal.lock())).await.map_err(std::io::Error::other)?
+        let open = self.open.clone();
+        tokio::task::spawn_blocking(move || work(&mut lock(&open))).await.map_err(std::io::Error::other)?
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
+}
+
+/// A run that is dropped leaves work to threads that it does not wait for; they must not keep the file from the next run.
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Open {
@@ -268,5 +279,27 @@ mod tests {
         journal.close();
         journal.lock().append(11, |file| file.write_all(b"started 64\n")).unwrap_err();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+    }
+    /// The story: a worker was aborted while it started. A thread was still to empty the journal, or had just done so, and held it; the
+    /// next run was refused.
+    #[test]
+    fn a_run_that_is_dropped_while_it_starts_leaves_its_journal_to_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || ended.recv());
+            let (journal, _) = Journal::open(&path, false).unwrap();
+            tokio::select! {
+                biased;
+                _ = journal.clear() => panic!("the only thread is busy"),
+                () = std::future::ready(()) => {}
+            }
+            drop(journal);
+            Journal::open(&path, false).unwrap();
+            drop(end);
+            assert!(busy.await.unwrap().is_err());
+        });
     }
 }
