@@ -1,6 +1,7 @@
 //! What a claim reads, and which keys are the same.
 
-use crate::bed::{Private, claim, done, event, ids};
+use crate::bed::{Private, claim, done, event, ids, open};
+use crate::silence::on_its_way;
 use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashSet;
 use std::time::Duration;
@@ -285,5 +286,26 @@ async fn a_claim_tells_that_something_due_was_locked() {
     let second = store.claim(queue, 9).await;
     assert_eq!((ids(&second).len(), second.passed_over), (1, false));
     assert!(!store.claim(queue, 9).await.passed_over);
+    store.close().await;
+}
+
+/// The story: a server vanished when a claim had taken events, and was just asking when more of other priorities would be due. The claim
+/// kept its connection at hand, and the next step waited there for an answer.
+#[tokio::test]
+async fn a_claim_that_is_not_answered_to_its_end_keeps_what_it_took_and_not_the_connection() {
+    let store = Private::open().await;
+    let queue = store.subscribe("q", Ordering::None).await.id;
+    store.emit(event("a")).await.unwrap();
+    store.emit(event("b").priority(0).delay(Duration::from_secs(60))).await.unwrap();
+    let (way, url) = on_its_way(&store).await;
+    let cut_off = open(&url).await.unwrap();
+    // Behind the header of a packet; a longer one says when something is due at its end.
+    way.swallow(|request| request.get(5..).is_some_and(|words| words.starts_with(b"SELECT NULLIF")));
+    let claimed = cut_off.claim(claim(queue, 9)).await.unwrap();
+    assert_eq!(ids(&claimed).len(), 1);
+    assert_eq!(claimed.next_due, Some(claimed.now), "nobody knows, so it is asked again");
+    let settled = cut_off.settle(done(queue, &claimed)).await.unwrap();
+    assert_eq!(settled.accepted, [[true]]);
+    cut_off.close().await;
     store.close().await;
 }

@@ -1,7 +1,7 @@
 //! A server that vanishes without a word: nothing is answered any more, and nothing is closed.
 
 use crate::bed::{Private, event, open, server};
-use crate::way::Way;
+use crate::way::{Way, is_ping};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_secs(30);
 const CONNECTIONS: usize = 2;
 
 /// A way to the server, and the URL of a store by it that waits for an answer for a second.
-async fn on_its_way(store: &Private) -> (Way, String) {
+pub(crate) async fn on_its_way(store: &Private) -> (Way, String) {
     let at = Url::parse(&server()).unwrap();
     let way = Way::to(format!("{}:{}", at.host_str().unwrap(), at.port().unwrap())).await;
     let mut url = Url::parse(&store.url).unwrap();
@@ -82,7 +82,7 @@ async fn a_connection_on_its_way_back_to_the_pool_is_not_waited_for_without_end(
     let (way, url) = on_its_way(&store).await;
     let cut_off = Arc::new(open(&url).await.unwrap());
     emit(&*cut_off).await.unwrap();
-    way.swallow_pings();
+    way.swallow(is_ping);
     for _ in 0..=CONNECTIONS {
         // More than are kept at hand, so that some are given back.
         let calls: Vec<_> =

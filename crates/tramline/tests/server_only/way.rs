@@ -1,7 +1,6 @@
 //! A way to a server on which nothing passes when it is shut; and nothing is closed either.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -10,12 +9,20 @@ use tokio::sync::watch;
 /// So many bytes and no more has the request with which drivers ask whether a server is there.
 const PING: usize = 5;
 
+/// With this drivers try out a connection.
+pub(crate) fn is_ping(request: &[u8]) -> bool {
+    request.len() <= PING
+}
+
+/// Which requests are meant, by their first bytes.
+type Such = fn(&[u8]) -> bool;
+
 #[derive(Clone)]
 pub(crate) struct Way {
     pub(crate) port: u16,
     is_open: watch::Sender<bool>,
     lost: watch::Sender<()>,
-    swallows_pings: Arc<AtomicBool>,
+    swallows: Arc<OnceLock<Such>>,
     holds: watch::Sender<usize>,
 }
 
@@ -26,7 +33,7 @@ impl Way {
             port: listener.local_addr().unwrap().port(),
             is_open: watch::Sender::new(true),
             lost: watch::Sender::new(()),
-            swallows_pings: Arc::default(),
+            swallows: Arc::default(),
             holds: watch::Sender::new(0),
         };
         let running = way.clone();
@@ -54,9 +61,9 @@ impl Way {
         self.lost.send_replace(());
     }
 
-    /// From now on a connection is lost as soon as a driver tries it out.
-    pub(crate) fn swallow_pings(&self) {
-        self.swallows_pings.store(true, SeqCst);
+    /// From now on a connection is lost as soon as a driver sends such a request.
+    pub(crate) fn swallow(&self, such: Such) {
+        self.swallows.set(such).unwrap();
     }
 
     /// Returns when so many connections wait for the way to open, be it with a request or because they are new.
@@ -88,7 +95,7 @@ impl Way {
                     if matches!(read, Ok(0) | Err(_)) {
                         return;
                     }
-                    if waiting.len() <= PING && self.swallows_pings.load(SeqCst) {
+                    if self.swallows.get().is_some_and(|such| such(&waiting)) {
                         return std::future::pending().await;
                     }
                     if held.is_none() && waiting.len() > PING && !*self.is_open.borrow() {

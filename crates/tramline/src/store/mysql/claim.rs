@@ -86,7 +86,16 @@ impl MysqlStore {
                 first.read(session.sets(first.statements()).await?)?
             }
         };
-        let raw = take_all(&mut session, claim, policy, found).await?;
+        let (mut raw, others) = take_all(&mut session, claim, policy, found).await?;
+        if let Some(others) = others {
+            let ranked = after_priorities(&mut session, claim.subscription, others).await;
+            // What was taken is taken, and stays so if this fails; but nothing more is asked on such a connection.
+            let ranked = ranked.unwrap_or_else(|_| {
+                tx.lose();
+                Some(raw.now)
+            });
+            raw.next_due = [raw.next_due, ranked].into_iter().flatten().min();
+        }
         Ok((raw, catalog))
     }
 }
@@ -194,16 +203,17 @@ impl Outlook {
     }
 }
 
+/// Takes, and commits that. Gives too whether other priorities than the usual one are in use, if that was asked.
 async fn take_all(
     session: &mut Session<'_>,
     claim: &Claim,
     policy: &Policy,
     found: Found,
-) -> Result<RawClaim> {
+) -> Result<(RawClaim, Option<bool>)> {
     let mut raw = RawClaim { now: session.now, ..RawClaim::default() };
     if let Some(stop) = found.outlook.stop {
         session.commit(Vec::new()).await?;
-        return Ok(raw.stopped(stop));
+        return Ok((raw.stopped(stop), None));
     }
     raw.backfilling = !found.outlook.backfills.is_empty();
     let later = match policy.limits.is_none() {
@@ -216,24 +226,20 @@ async fn take_all(
     let asked = last.len();
     last.extend(chunks_sql(raw.missing().into_iter()));
     let sets = session.commit(last).await?;
+    let mut others = None;
     if asked > 0
         && let Some(row) = sets[0].first()
     {
         raw.next_due = [raw.next_due, row.maybe_int(0)?.map(Time)].into_iter().flatten().min();
         raw.passed_over = row.flag(1)?;
         // Not known where there is order.
-        if let Some(others) = row.maybe_int(2)? {
-            let ranked = after_priorities(session, claim.subscription, others != 0).await;
-            // What was taken is taken; the next claim meets the error again.
-            let ranked = ranked.unwrap_or(Some(raw.now));
-            raw.next_due = [raw.next_due, ranked].into_iter().flatten().min();
-        }
+        others = row.maybe_int(2)?.map(|others| others != 0);
     }
     for row in sets[asked..].iter().flatten() {
         let row = chunk(row)?;
         raw.chunks.insert(row.chunk, row);
     }
-    Ok(raw)
+    Ok((raw, others))
 }
 
 /// Takes no more than the limits of the subscription allow. Gives the statement that says when something becomes due, if that

@@ -61,6 +61,13 @@ impl<'s> Transaction<'s> {
         }
     }
 
+    /// It was committed, and then something went wrong: what was done stays, and the connection is closed.
+    pub(super) fn lose(&mut self) {
+        if let Some(conn) = self.0.take() {
+            conn.abandon();
+        }
+    }
+
     /// Undoes it because of an error. A server that only reads may have been the primary a moment ago: a new connection may find the
     /// one that is now. One that does not answer would not answer this either.
     pub(super) async fn fail(self, error: &Error) {
@@ -81,9 +88,7 @@ impl<'s> Transaction<'s> {
 
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        if let Some(conn) = self.0.take() {
-            conn.abandon();
-        }
+        self.lose();
     }
 }
 
