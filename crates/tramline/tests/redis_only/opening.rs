@@ -1,7 +1,10 @@
 //! How a store is opened, and which servers will not do.
 
-use crate::bed::Server;
+use crate::bed::{Server, claim, emit, subscribe};
+use tramline::Event;
 use tramline::error::Kind;
+use tramline::model::subscription::Ordering;
+use tramline::store::Store;
 use tramline::store::verbs::PutTopic;
 
 #[tokio::test]
@@ -37,4 +40,18 @@ async fn stores_of_different_names_know_nothing_of_each_other() {
     first.put_topic(put).await.unwrap();
     assert_eq!(first.topics().await.unwrap().len(), 1);
     assert!(second.topics().await.unwrap().is_empty());
+}
+
+/// What a process knows of topics and subscriptions is read whenever they have changed, and is no more than a moment may read.
+#[tokio::test]
+async fn a_catalogue_of_any_size_is_read() {
+    let server = Server::start();
+    let store = server.open().await.unwrap();
+    let id = subscribe(&store, Ordering::None).await;
+    let many = (0..4_000).map(|n| Event::new(format!("{n}-{}", "x".repeat(190)), "")).collect();
+    emit(&store, many).await.unwrap();
+    emit(&store, vec![Event::new("t", "x")]).await.unwrap();
+    let another = server.open().await.unwrap();
+    assert_eq!(another.topics().await.unwrap().len(), 4_001);
+    assert_eq!(claim(&another, id, 10).await.unwrap().slices.len(), 1);
 }

@@ -226,18 +226,36 @@ impl RedisStore {
         if catalog::version_of(seen.get(&version).map(|(value, _)| value)) == cached.version {
             return Ok((now, cached));
         }
-        let commands: Vec<Command> =
-            std::iter::once(version).chain(catalog::parts(&self.options.name)).collect();
-        let moment = self.link.read(&self.turn(), &commands).await?;
-        seen.clear();
-        seen.extend(commands.into_iter().zip(moment.replies));
+        self.read_catalog(seen).await?;
         let draws = Draws::new(&self.numbers);
         let session = Session::new(&self.options.name, now, seen, Arc::default(), &draws);
         let fresh = Arc::new(session.loosely(|| catalog::load(&session))?);
         self.cache.set(fresh.clone());
         // The version alone says whether the rest is still so.
-        seen.retain(|command, _| *command == self.catalog_version());
+        seen.retain(|command, _| *command == version);
         Ok((now, fresh))
+    }
+
+    /// Reads the catalogue and its version. A large one takes several moments, and is of one piece if they all give the same version.
+    async fn read_catalog(&self, seen: &mut Seen) -> Result<()> {
+        let version = self.catalog_version();
+        seen.clear();
+        for _ in 0..TRIES {
+            let left = catalog::parts(&self.options.name).filter(|part| !seen.contains_key(part));
+            let commands: Vec<Command> = std::iter::once(version.clone()).chain(left).collect();
+            if commands.len() == 1 {
+                return Ok(());
+            }
+            let moment = self.link.read(&self.turn(), &commands).await?;
+            let mut read = commands.into_iter().zip(moment.replies);
+            let current = read.next();
+            if current.as_ref().is_some_and(|(_, now)| seen.get(&version).is_some_and(|then| then != now)) {
+                seen.clear();
+            } else {
+                seen.extend(current.into_iter().chain(read));
+            }
+        }
+        Err(Error::unavailable("topics and subscriptions in Redis change all the time", "try again"))
     }
 
     fn heard(&self, now: Micros) -> Time {
