@@ -89,18 +89,17 @@ impl Server {
 
     /// How often scripts were called so far: that is how often somebody waited for the server.
     pub(crate) async fn trips(&self) -> u64 {
+        self.calls("evalsha").await + self.calls("eval").await
+    }
+
+    /// How often a command was called so far, also by scripts.
+    pub(crate) async fn calls(&self, command: &str) -> u64 {
         let redis::Value::BulkString(text) = self.command(&["INFO", "commandstats"]).await else {
             panic!("the server does not say what it was asked")
         };
-        let text = String::from_utf8(text).unwrap();
-        let calls = |line: &str| {
-            let (_, rest) = line
-                .strip_prefix("cmdstat_evalsha:")
-                .or(line.strip_prefix("cmdstat_eval:"))?
-                .split_once("calls=")?;
-            rest.split(',').next()?.parse::<u64>().ok()
-        };
-        text.lines().filter_map(calls).sum()
+        let (text, name) = (String::from_utf8(text).unwrap(), format!("cmdstat_{command}:calls="));
+        let calls = text.lines().find_map(|line| line.strip_prefix(&name)?.split(',').next());
+        calls.map_or(0, |calls| calls.parse().unwrap())
     }
 
     /// A figure that the server gives of itself.

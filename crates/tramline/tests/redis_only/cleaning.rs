@@ -1,6 +1,6 @@
 //! What is over is removed, however much there is of it, and never so much at a time that others have to wait.
 
-use crate::bed::{Server, claim, done, emit, subscribe};
+use crate::bed::{Server, claim, done, emit, subscribe, subscribe_to};
 use redis::Value;
 use std::time::Duration;
 use tramline::Event;
@@ -58,4 +58,22 @@ async fn unique_keys_that_count_no_longer_go_with_the_next_sweeps() {
     assert!(sweep(&store, year, 200).await.more);
     assert!(!sweep(&store, year, 1000).await.more);
     assert_eq!(server.command(&["ZCARD", "{tramline}:unique"]).await, Value::Int(0));
+}
+
+/// What all subscriptions have of all topics was read once for each topic: with some thousands of both a sweep kept the server for minutes,
+/// and each of its steps for more than others can wait.
+#[tokio::test]
+async fn a_sweep_reads_of_each_topic_only_what_is_had_of_it() {
+    const TOPICS: u64 = 50;
+    let server = Server::start();
+    let store = server.open().await.unwrap();
+    for n in 0..TOPICS {
+        subscribe_to(&store, &format!("s{n}"), &format!("t{n}"), Ordering::None).await;
+    }
+    sweep(&store, Duration::ZERO, 1000).await;
+    server.command(&["CONFIG", "RESETSTAT"]).await;
+    sweep(&store, Duration::ZERO, 1000).await;
+    // Rules and workers of each subscription are whole tables of its own.
+    let tables = server.calls("hgetall").await;
+    assert!(tables < TOPICS * 5, "{tables} tables were read");
 }

@@ -149,14 +149,29 @@ pub(super) fn fillings(session: &Session<'_>) -> Result<Vec<Filling>> {
 }
 
 /// What one subscription has of its topics, as far as it consumes them now. Others' are not read: every claim does this.
-fn fillings_of(session: &Session<'_>, id: SubscriptionId) -> Result<Vec<Filling>> {
-    let (table, topics) = (session.key("consumed"), consumed_topics(session, id));
-    session.expect(topics.iter().map(|topic| hget(&table, &filling_field(id, *topic))))?;
-    let mut found = Vec::with_capacity(topics.len());
-    for topic in topics {
-        if let Some(row) = session.get(&table, &filling_field(id, topic))? {
+pub(super) fn fillings_of(session: &Session<'_>, id: SubscriptionId) -> Result<Vec<Filling>> {
+    some_fillings(session, consumed_topics(session, id).into_iter().map(|topic| (id, topic)))
+}
+
+/// What is had of one topic. Others' are not read: whoever looks at topic after topic would read the square of all of them.
+pub(super) fn fillings_in(session: &Session<'_>, topic: TopicId) -> Result<Vec<Filling>> {
+    let catalog = session.catalog();
+    let Some(topic) = catalog.topic_by_id(topic) else { return Ok(Vec::new()) };
+    let consumes = |one: &&Subscription| one.topics.contains(&topic.name);
+    some_fillings(session, catalog.subscriptions().iter().filter(consumes).map(|one| (one.id, topic.id)))
+}
+
+fn some_fillings(
+    session: &Session<'_>,
+    wanted: impl Iterator<Item = (SubscriptionId, TopicId)> + Clone,
+) -> Result<Vec<Filling>> {
+    let table = session.key("consumed");
+    session.expect(wanted.clone().map(|(id, topic)| hget(&table, &filling_field(id, topic))))?;
+    let mut found = Vec::new();
+    for (subscription, topic) in wanted {
+        if let Some(row) = session.get(&table, &filling_field(subscription, topic))? {
             let (next, until) = read(&row)?;
-            found.push(Filling { subscription: id, topic, next, until });
+            found.push(Filling { subscription, topic, next, until });
         }
     }
     Ok(found)

@@ -1,7 +1,7 @@
 //! Replay, drop, cancel, resend, release of parked keys, and adoption: changes that somebody asks for.
 
 use super::RedisStore;
-use super::catalog::fillings;
+use super::catalog::fillings_of;
 use super::order::{load_keys, load_marks};
 use super::rows::{
     apply, dead_index, dead_slices, died_index, expect_slices, is_logged, metas, one_chunk, one_lane, parked,
@@ -344,6 +344,6 @@ fn is_to_be_filled(
     topic: TopicId,
     chunk: ChunkId,
 ) -> Result<bool> {
-    let filling = fillings(session)?.into_iter().find(|one| (one.subscription, one.topic) == (id, topic));
+    let filling = fillings_of(session, id)?.into_iter().find(|one| one.topic == topic);
     Ok(filling.is_some_and(|one| (one.next..=one.until).contains(&chunk.0)))
 }

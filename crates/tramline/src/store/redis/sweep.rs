@@ -1,7 +1,7 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention. Each part is a step of its own, and small: while a
 //! script runs, everybody else waits.
 
-use super::catalog::{Filling, fillings, write_filling, written};
+use super::catalog::{Filling, fillings, fillings_in, fillings_of, is_filling, write_filling, written};
 use super::claim::{self, Interrupted};
 use super::erase::expire_keys;
 use super::look::{workers, workers_key};
@@ -276,8 +276,8 @@ fn backfills(session: &Session<'_>) -> Result<BTreeSet<SubscriptionId>> {
 
 /// Below which chunk nothing is to be read any more.
 pub(super) fn backfill_floor(session: &Session<'_>, topic: TopicId) -> Result<i64> {
-    let of_topic = |one: &Filling| one.topic == topic && one.is_open();
-    Ok(fillings(session)?.into_iter().filter(of_topic).map(|one| one.next).min().unwrap_or(i64::MAX))
+    let open = fillings_in(session, topic)?.into_iter().filter(Filling::is_open);
+    Ok(open.map(|one| one.next).min().unwrap_or(i64::MAX))
 }
 
 fn expire_entries(session: &Session<'_>, limit: usize) -> Result<()> {
@@ -291,8 +291,9 @@ fn expire_entries(session: &Session<'_>, limit: usize) -> Result<()> {
 pub(super) fn backfill(session: &Session<'_>, id: SubscriptionId) -> Result<bool> {
     let catalog = session.catalog();
     let subscription = catalog.require_subscription(id)?;
-    let first = fillings(session)?.into_iter().find(|one| one.subscription == id && one.is_open());
-    let Some(filling) = first else { return Ok(false) };
+    let Some(filling) = fillings_of(session, id)?.into_iter().find(Filling::is_open) else {
+        return Ok(false);
+    };
     let Some(of) = catalog.topic_by_id(filling.topic) else { return Ok(false) };
     let end = filling.until.saturating_add(1);
     let page = logged(session, filling.topic, filling.next, end, BACKFILL_STEP)?;
@@ -313,5 +314,5 @@ pub(super) fn backfill(session: &Session<'_>, id: SubscriptionId) -> Result<bool
     let is_last = reached == page.last().map(|last| last.chunk.0) && page.len() < BACKFILL_STEP;
     let reached = reached.filter(|_| !is_last).unwrap_or(filling.until);
     write_filling(session, &Filling { next: reached + 1, ..filling });
-    Ok(backfills(session)?.contains(&id))
+    is_filling(session, id)
 }
