@@ -5,6 +5,8 @@
 mod stores;
 
 use std::collections::HashMap;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use stores::{Fresh, Place};
@@ -227,4 +229,66 @@ async fn a_store_in_redis_is_woken_over_a_cluster_of_redis() {
     is_woken_over(&nodes).await;
     let first = nodes.split(',').next().unwrap().replacen("redis://", "redis+cluster://", 1);
     is_woken_over(&first).await;
+}
+
+/// A server of the test's own that wants a password. Killed when it is dropped.
+struct Guarded(Child);
+
+impl Guarded {
+    fn start(port: u16, user: &str, password: &str) -> Guarded {
+        let mut command = Command::new("nats-server");
+        command.args([
+            "--addr",
+            "127.0.0.1",
+            "--port",
+            &port.to_string(),
+            "--user",
+            user,
+            "--pass",
+            password,
+        ]);
+        Guarded(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.0.kill().ok(); // it may have ended before
+        self.0.wait().ok();
+    }
+}
+
+/// In a URL a password with an `@` is written with `%40`, and that was sent to the server.
+#[tokio::test]
+async fn a_password_that_a_url_cannot_hold_as_it_is_opens_nats() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let _server = Guarded::start(port, "me@home", "p@ss:/%");
+    let wake = open(&format!("nats://me%40home:p%40ss%3A%2F%25@127.0.0.1:{port}"), None).unwrap();
+    let mut listener = wake.listen(SubscriptionId(1));
+    listener.arm();
+    // Who begins to hear does not know what was said before, and is told so.
+    let connected = tokio::time::timeout(Duration::from_secs(20), listener.wait()).await;
+    assert!(connected.is_ok(), "never let in");
+}
+
+/// One word of a stranger that was no text ended the connection, and what was said until the next one was lost.
+#[tokio::test]
+async fn what_a_stranger_says_on_the_channel_ends_no_connection_to_redis() {
+    let (redis, channel) = (server("TRAMLINE_TEST_REDIS"), format!("wakes_{:x}", Incarnation::random().0));
+    let wake = open(&format!("{redis}?channel={channel}"), None).unwrap();
+    let mut listener = wake.listen(SubscriptionId(7));
+    listener.arm();
+    tokio::time::timeout(Duration::from_secs(20), listener.wait()).await.expect("it connects");
+    let stranger = redis::Client::open(redis).unwrap();
+    let mut stranger = stranger.get_multiplexed_async_connection().await.unwrap();
+    let mut says = async |said: &[u8]| {
+        redis::cmd("PUBLISH").arg(&channel).arg(said).query_async::<u64>(&mut stranger).await.unwrap()
+    };
+    listener.arm();
+    assert_eq!(says(b"\xff\xfe").await, 1);
+    // Whoever has to connect again has missed something, and looks.
+    let looks = tokio::time::timeout(Duration::from_secs(1), listener.wait()).await;
+    assert!(looks.is_err(), "the connection was ended");
+    assert_eq!(says(b"0 7").await, 1);
+    tokio::time::timeout(Duration::from_secs(20), listener.wait()).await.expect("the next one is heard");
 }

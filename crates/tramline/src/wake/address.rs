@@ -30,6 +30,13 @@ pub fn open(url: &str, channel: Option<&str>) -> Result<Arc<dyn Wake>> {
         return Ok(Arc::new(InProcess::new()));
     }
     let (scheme, rest) = plain.split_once("://").unwrap_or_default();
+    // Those of PostgreSQL go to its driver; what a store in Redis is called says nothing here.
+    if plain.contains('?') && !scheme.starts_with("postgres") {
+        return Err(Error::invalid(
+            "the URL of the wake-ups has a parameter that nobody knows",
+            "there is channel, and what the driver of PostgreSQL takes",
+        ));
+    }
     Ok(match if rest.is_empty() { "" } else { scheme } {
         "nats" | "tls" => Arc::new(Relay::nats(&plain, channel)?),
         "redis" | "rediss" | "redis+cluster" | "rediss+cluster" => {
@@ -76,8 +83,12 @@ mod tests {
             "nats",
             "nats://h?channel=",
             "nats://h?channel=a%20b%20>",
+            "nats://h?channel=a..b",
+            "nats://h?channel=.a",
+            "nats://h?chanel=a",
             "redis://",
             "redis://a,b/1",
+            "redis://h?name=a",
         ] {
             let error = open(bad, None).map(|_| ()).unwrap_err();
             assert!(!error.remedy().is_empty(), "{bad}");

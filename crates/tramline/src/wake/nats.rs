@@ -24,10 +24,13 @@ impl Relay {
         let servers = servers.collect::<std::io::Result<Vec<_>>>().map_err(|error| {
             Error::invalid("the URL of the wake-ups names no NATS", "use nats://host:4222").because(error)
         })?;
-        if subject.is_empty() || subject.contains(|c: char| c.is_whitespace() || c == '*' || c == '>') {
+        let is_token = |token: &str| {
+            !token.is_empty() && !token.contains(|c: char| c.is_whitespace() || "*>".contains(c))
+        };
+        if !subject.split('.').all(is_token) {
             return Err(Error::invalid(
                 format!("{subject:?} is no subject of NATS"),
-                "use letters, digits and dots",
+                "use letters, digits, and dots between them",
             ));
         }
         Ok(Relay::new(Cluster { servers, subject: subject.to_owned() }))
@@ -64,12 +67,17 @@ impl Cluster {
         let credentials =
             self.servers.first().and_then(|server| Some((server.username()?, server.password())));
         let options = match credentials {
-            Some((user, Some(password))) => options.user_and_password(user.to_owned(), password.to_owned()),
-            Some((token, None)) => options.token(token.to_owned()),
+            Some((user, Some(password))) => options.user_and_password(decoded(user), decoded(password)),
+            Some((token, None)) => options.token(decoded(token)),
             None => options,
         };
         Ok((options.connect(self.servers.clone()).await?, lost))
     }
+}
+
+/// The driver gives them as they are written in the URL: `%40` stands for `@`, which cannot be written there.
+fn decoded(text: &str) -> String {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 #[async_trait]
@@ -77,7 +85,7 @@ impl Channel for Cluster {
     async fn ear(&self) -> Result<Box<dyn Ear>, Broken> {
         let (client, lost) = self.connect().await?;
         let hints = client.subscribe(self.subject.clone()).await?;
-        // The server knows of the subscription when this is answered.
+        // It is on its way to the server when this ends, before anybody looks for what was not heard.
         client.flush().await?;
         Ok(Box::new(Listening { hints, lost, _client: client }))
     }
