@@ -8,7 +8,8 @@
 //!   (writes outcomes back) and `keeper` (extends leases), which meet in `ledger` and `hand`
 //! - [`pool`]: places that workers of a process share, by the weights of `shares`
 //! - [`remote`]: claims and settlements for workers in other processes; with `takes` and `returns`, of which many go together (`groups`)
-//! - `presence`, `sweep`, `gate`, `journal`: signs of life, housekeeping, suspects, at-most-once
+//! - `presence`, `sweep` (with `shed`), `gate`, `journal`: signs of life, housekeeping and a full store, suspects, at-most-once
+//! - [`push`]: sends the events of push subscriptions to their callbacks
 //! - [`tally`], [`names`], with `ack` (group commit) and `courier` (takes their news to whom they concern): fan-out tracking
 //! - [`schedule`]: what is emitted at certain times
 //! - [`trace`]: the way of an event as spans

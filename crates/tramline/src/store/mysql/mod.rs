@@ -5,9 +5,12 @@
 //! - `options`, `session`, `step`, `sql`: how a step gets a connection, the time and the catalogue, how it ends, and how its
 //!   statements are written
 //! - `inbox`: what programs in other languages want to emit
-//! - `emit` (with `idempotency` and `hoped`), `claim`, `order` (with `lanes` and `offer`), `settle`: the walk of an event
+//! - `emit` (with `idempotency` and `hoped`), `claim`, `order` (with `lanes`, `offer` and `suspects`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `log`: reading topics; `pulse`: whether something has happened; `buried`: where dead events are; `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `catalog`: everything else
+//! - `limit`, `unique`, `compact`, `rules`, `failures`: what is allowed, what is there already, what gives way, what is stopped, what went wrong
+//! - `shared`: what the steps that are written for all servers ask
+//! - `log`: reading topics; `pulse`: whether something has happened; `buried`: where dead events are
+//! - `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `remote`, `catalog`, `token`: everything else
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!
 //! Every step reads and locks in one round trip, decides, and writes and commits in another. Every statement of a step reads what

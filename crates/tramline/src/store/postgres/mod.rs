@@ -2,10 +2,12 @@
 //!
 //! - `store`: the verbs
 //! - `options`, `session`, `step`: how a step gets a connection, the time and the catalogue, and how it ends
-//! - `emit` (with `idempotency`, `aside` and `tell`), `call`, `claim` (with `floor` and `glance`), `order` (with `low`), `settle`: the walk of
-//!   an event
+//! - `emit` (with `idempotency`, `aside` and `tell`), `call`, `claim` (with `floor` and `glance`), `order` (with `low`, `taken` and `recent`),
+//!   `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `mend`, `look`, `sweep`, `erase`, `catalog`: everything else
+//! - `limit`, `unique`, `compact`, `rules`, `failures`: what is allowed, what is there already, what gives way, what is stopped, what went wrong
+//! - `shared`: what the steps that are written for all servers ask
+//! - `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `remote`, `catalog`, `token`: everything else
 //! - `examine`: how the server is
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 //!

@@ -21,8 +21,9 @@
 //! - `session`, `rows`, `tuple`, `pack`: what a step has read and writes, and how
 //! - `emit`, `claim`, `order` (`work`, `lapsed`, `unpark`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `limit`, `unique`, `rules`, `failures`: what is allowed, what is there already, what is stopped, what went wrong
-//! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`, `examine`: everything else
+//! - `limit`, `unique`, `compact`, `rules`, `failures`: what is allowed, what is there already, what gives way, what is stopped, what went wrong
+//! - `renumber`: numbers after a loss
+//! - `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `remote`, `catalog`, `token`, `examine`: everything else
 
 mod at_once;
 mod catalog;

@@ -1,10 +1,12 @@
 //! SQLite: the default store. One writer thread per process with group commit; several processes may share the file.
 //!
 //! - `store`: the verbs
-//! - `writer`, `group`, `readers`, `session`: how a step gets a connection, the time and the catalogue
+//! - `writer`, `group`, `readers`, `session`: how a step gets a connection, the time and the catalogue; `standing`: claims that wait
+//!   for the writer
 //! - `emit`, `claim`, `order`, `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `mend`, `look`, `sweep`, `erase`, `catalog`, `token`: everything else
+//! - `limit`, `unique`, `compact`, `rules`, `failures`: what is allowed, what is there already, what gives way, what is stopped, what went wrong
+//! - `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `remote`, `catalog`, `token`: everything else
 //! - `backup`, `restored`, `examine`: a copy of a file that is in use, what happens when it takes its place, and how a file is
 //! - `rows`, `migrate`: how rows are read and written, and the tables
 
