@@ -1,6 +1,6 @@
 //! Acks: parts first, then the rows of their tallies.
 
-use super::rows;
+use super::{parts, rows};
 use crate::error::Result;
 use crate::model::id::TallyId;
 use crate::model::tally::Ack;
@@ -44,15 +44,15 @@ pub(super) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> 
     }
     let mut parts: BTreeMap<PartId, Part> = BTreeMap::new();
     let wanted = acks.parts();
-    let known = rows::expect_parts(session, wanted.iter())?;
+    let known = parts::expect_parts(session, wanted.iter())?;
     for id in wanted {
-        if let Some(part) = rows::part(session, id, &known)? {
+        if let Some(part) = parts::part(session, id, &known)? {
             parts.insert(id, part);
         }
     }
     let outcome = acks.apply(&standings, &mut parts);
     for id in &outcome.changed {
-        rows::write_part(session, *id, &parts[id], session.now)?;
+        parts::write_part(session, *id, &parts[id], session.now)?;
     }
     acked.results = outcome.results;
     for (tally, delta) in outcome.deltas {

@@ -1,6 +1,6 @@
 //! Delivery: news leave the outbox in the transaction that emits them, so each is told exactly once.
 
-use super::{ack, rows};
+use super::{ack, outbox, rows};
 use crate::error::{Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::SubscriptionId;
@@ -11,7 +11,7 @@ use crate::store::verbs_tally::{Deliver, Delivered};
 use std::collections::BTreeSet;
 
 pub(in crate::store::redis) fn deliver(session: &Session<'_>, deliver: Deliver) -> Result<Delivered> {
-    let waiting = rows::waiting(session, deliver.limit)?;
+    let waiting = outbox::waiting(session, deliver.limit)?;
     let mut delivered = Delivered { count: waiting.len() as u64, ..Delivered::default() };
     let (mut events, mut acks): (Vec<Event>, Vec<Ack>) = (Vec::new(), Vec::new());
     for (_, out) in &waiting {
@@ -32,7 +32,7 @@ pub(in crate::store::redis) fn deliver(session: &Session<'_>, deliver: Deliver) 
         }
     }
     for (member, out) in waiting {
-        rows::take_out(session, member, out.tally);
+        outbox::take_out(session, member, out.tally);
     }
     delivered.wake = emit_all(session, events)?;
     let acked = ack::end(session, &acks, false, 0)?;

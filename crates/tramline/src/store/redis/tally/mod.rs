@@ -1,7 +1,11 @@
 //! Tallies: opened, added to, sealed, counted, looked at and given up. Acks: [`ack`]; their events: [`deliver`].
+//! What is stored of them: `rows`, `parts`, `extents` (what was added) and `outbox`.
 
 pub(super) mod ack;
 pub(super) mod deliver;
+mod extents;
+mod outbox;
+mod parts;
 pub(super) mod place;
 mod rows;
 pub(super) mod sweep;
@@ -51,7 +55,7 @@ fn stands_for(session: &Session<'_>, parent: Parent) -> Result<TallyItem> {
         }
         Parent::Item(item) => {
             let row = rows::require(session, item.tally)?;
-            let known = rows::item(session, item)?;
+            let known = parts::item(session, item)?;
             row.check_child(item.number, known, rows::has_child(session, item)?, session.now)?;
             Ok(item)
         }
@@ -60,7 +64,7 @@ fn stands_for(session: &Session<'_>, parent: Parent) -> Result<TallyItem> {
 
 pub(super) fn add(session: &Session<'_>, add: AddItems) -> Result<Added> {
     let before = match add.token {
-        Some(token) => rows::added(session, add.tally, token)?,
+        Some(token) => extents::added(session, add.tally, token)?,
         None => None,
     };
     match before {
@@ -73,12 +77,12 @@ pub(super) fn add(session: &Session<'_>, add: AddItems) -> Result<Added> {
 fn grow(session: &Session<'_>, add: AddItems) -> Result<Added> {
     let mut row = rows::require(session, add.tally)?;
     let origin = |number| -> Result<Origin> {
-        let item = rows::item(session, TallyItem { tally: add.tally, number })?;
+        let item = parts::item(session, TallyItem { tally: add.tally, number })?;
         Ok(Origin { number, item })
     };
     let origin = add.within.map(origin).transpose()?;
     let added = row.grow(add.count, origin, session.now)?;
-    rows::extend(session, add.tally, added, Of::Items(add.token));
+    extents::extend(session, add.tally, added, Of::Items(add.token));
     rows::write(session, &row, &[])?;
     Ok(added)
 }
@@ -105,7 +109,7 @@ pub(super) fn get(session: &Session<'_>, tally: TallyId) -> Result<Option<Tally>
 
 fn view(session: &Session<'_>, row: TallyRow) -> Result<Tally> {
     let metadata = metadata(rows::note(session, row.id, METADATA)?);
-    let unfinished = rows::unfinished(session, row.id)?;
+    let unfinished = parts::unfinished(session, row.id)?;
     Ok(row.view(metadata, unfinished, session.now))
 }
 

@@ -1,6 +1,6 @@
 //! Events that are emitted as items of tallies.
 
-use super::rows;
+use super::{extents, parts, rows};
 use crate::error::Result;
 use crate::model::event::Event;
 use crate::plan::tally::{Placement, origins, place as plan_place, wanted};
@@ -23,11 +23,11 @@ pub(in crate::store::redis) fn place(session: &Session<'_>, units: &mut [Vec<Eve
     }
     let mut items = BTreeMap::new();
     for item in origins(units) {
-        items.extend(rows::item(session, item)?.map(|row| (item, row)));
+        items.extend(parts::item(session, item)?.map(|row| (item, row)));
     }
     let placement = plan_place(units, &session.catalog(), &mut found, &items, session.now);
     for (tally, added) in &placement.added {
-        rows::extend(session, *tally, *added, Of::Events);
+        extents::extend(session, *tally, *added, Of::Events);
         rows::write(session, &found[tally], &[])?;
     }
     Ok(placement)

@@ -1,17 +1,17 @@
-//! Rows of tallies, their parts and what was added to them.
+//! Rows of tallies and their indexes, and notes of tallies.
 
+use super::outbox::put_out;
 use crate::error::Result;
 use crate::model::id::TallyId;
 use crate::model::tally::news::Outgoing;
-use crate::model::tally::part::{PART, Part, PartId};
-use crate::model::tally::{Added, TallyItem, TallyState};
+use crate::model::tally::{TallyItem, TallyState};
 use crate::model::time::Time;
-use crate::plan::tally::{ItemRow, TallyRow, Tells, Unfinished, unknown};
+use crate::plan::tally::{TallyRow, Tells, unknown};
 use crate::store::redis::catalog::written;
-use crate::store::redis::pack::{Packer, Unpacker, damaged};
+use crate::store::redis::pack::damaged;
 use crate::store::redis::session::{Session, hget, number};
 use crate::store::redis::tuple::{Columns, Tuple};
-use crate::store::tally::{Of, REMOVED, news, state};
+use crate::store::tally::{REMOVED, state};
 use serde::{Deserialize, Serialize};
 
 /// A tally as it is stored. States above 4 are rows on their way out. `idle_since` is never later than the last activity, and raised
@@ -147,18 +147,24 @@ impl Stored {
 /// The indexes over tallies: all; by state; by state and last activity; by user key; by expiry while under way; by the last count while
 /// sealed; by the item that they stand for.
 pub(super) const ALL: &str = "tally_all";
+
 pub(super) const STATES: &str = "tally_states";
+
 pub(super) const IDLE: &str = "tally_idle";
+
 pub(super) const USER_KEYS: &str = "tally_user_keys";
+
 pub(super) const EXPIRY: &str = "tally_expiry";
+
 pub(super) const UNCHECKED: &str = "tally_unchecked";
+
 pub(super) const PARENTS: &str = "tally_parents";
 
 fn table(session: &Session<'_>) -> Vec<u8> {
     session.key("tallies")
 }
 
-fn of(session: &Session<'_>, what: &str, tally: TallyId) -> Vec<u8> {
+pub(super) fn of(session: &Session<'_>, what: &str, tally: TallyId) -> Vec<u8> {
     session.key(&format!("{what}:{tally}"))
 }
 
@@ -296,265 +302,15 @@ pub(super) fn write(session: &Session<'_>, tally: &TallyRow, outbox: &[Outgoing]
     put_out(session, outbox)
 }
 
-/// News as they wait, by number: tally, news, total, done, failed, item.
-type Waiting = (i64, i16, u64, u64, u64, Option<u64>);
-
-/// Puts news into the outbox.
-pub(super) fn put_out(session: &Session<'_>, outbox: &[Outgoing]) -> Result<()> {
-    for out in outbox {
-        let number = session.draw("outbox", 1)?;
-        let row: Waiting = (out.tally.0, out.news as i16, out.total, out.done, out.failed, out.item);
-        session.enter(session.key("outbox"), Tuple::new().with(&[number]).carrying(&written(&row)));
-        session.enter(session.key("outbox_tallies"), Tuple::new().with(&[out.tally.0, number]).bytes());
-    }
-    Ok(())
-}
-
-/// The first news in the outbox, each with its entry.
-pub(super) fn waiting(session: &Session<'_>, limit: u32) -> Result<Vec<(Vec<u8>, Outgoing)>> {
-    let mut waiting = Vec::new();
-    for member in session.range(&session.key("outbox"), Tuple::new().all(), limit as usize)? {
-        let mut columns = Columns(&member);
-        columns.number();
-        let (tally, of, total, done, failed, item): Waiting =
-            serde_json::from_slice(columns.load()).map_err(|error| damaged().because(error))?;
-        let out = Outgoing { tally: TallyId(tally), news: news(of)?, total, done, failed, item };
-        waiting.push((member, out));
-    }
-    Ok(waiting)
-}
-
-pub(super) fn take_out(session: &Session<'_>, member: Vec<u8>, tally: TallyId) {
-    let number = Columns(&member).number();
-    session.withdraw(session.key("outbox_tallies"), Tuple::new().with(&[tally.0, number]).bytes());
-    session.withdraw(session.key("outbox"), member);
-}
-
-/// True if a tally has something to tell.
-pub(super) fn has_news(session: &Session<'_>, tally: TallyId) -> Result<bool> {
-    let of_tally = Tuple::new().with(&[tally.0]).all();
-    Ok(!session.range(&session.key("outbox_tallies"), of_tally, 1)?.is_empty())
-}
-
-/// Writes that items were added.
-pub(super) fn extend(session: &Session<'_>, tally: TallyId, added: Added, with: Of) {
-    let part = (added.first / PART).cast_signed();
-    let (token, of_events) = with.columns();
-    let load = Packer::new().number(added.count.cast_signed()).number(i64::from(of_events)).done();
-    session.enter(of(session, "tally_extents", tally), Tuple::new().with(&[part]).carrying(&load));
-    if let Some(token) = token {
-        let row = Packer::new().number(part).number(added.count.cast_signed()).done();
-        session.put(of(session, "tally_tokens", tally), token.to_string(), row);
-    }
-}
-
-/// What was added under a token.
-pub(super) fn added(session: &Session<'_>, tally: TallyId, token: i64) -> Result<Option<Added>> {
-    let row = session.get(&of(session, "tally_tokens", tally), token.to_string().as_bytes())?;
-    let Some(row) = row else { return Ok(None) };
-    let mut row = Unpacker::new(&row);
-    let (part, count) = (row.number()?, row.number()?);
-    Ok(Some(Added { first: part.cast_unsigned() * PART, count: count.cast_unsigned() }))
-}
-
-fn extent_of(member: &[u8]) -> Result<(Added, bool)> {
-    let mut columns = Columns(member);
-    let part = columns.number();
-    let mut load = Unpacker::new(columns.load());
-    let (count, of_events) = (load.number()?, load.number()? != 0);
-    Ok((Added { first: part.cast_unsigned() * PART, count: count.cast_unsigned() }, of_events))
-}
-
-/// Some of the additions to a tally after an entry, with their entries.
-pub(super) fn extents(
-    session: &Session<'_>,
-    tally: TallyId,
-    after: &[u8],
-    limit: usize,
-) -> Result<Vec<(Vec<u8>, Added)>> {
-    let range = ([after, &[0]].concat(), Tuple::new().end());
-    let members = session.range(&of(session, "tally_extents", tally), range, limit)?;
-    members.into_iter().map(|member| Ok((member.clone(), extent_of(&member)?.0))).collect()
-}
-
-pub(super) fn remove_extent(session: &Session<'_>, tally: TallyId, member: Vec<u8>) {
-    session.withdraw(of(session, "tally_extents", tally), member);
-}
-
-/// A part as it is stored.
-struct PartRow {
-    part: Part,
-    active_at: Time,
-}
-
-fn read_part(row: &[u8]) -> Result<PartRow> {
-    let mut row = Unpacker::new(row);
-    let (items, left, active_at) = (row.number()? as u32, row.number()? as u32, Time(row.number()?));
-    let pending = row.optional()?;
-    Ok(PartRow { part: Part::read(items, pending, left, row.optional()?)?, active_at })
-}
-
-/// A part as it is. One that nobody has touched follows from what was added; `None` if there is none.
-pub(super) fn part(session: &Session<'_>, id: PartId, known: &Extents) -> Result<Option<Part>> {
-    let row = session.get(&of(session, "tally_parts", id.tally), id.part.to_string().as_bytes())?;
-    if let Some(row) = row {
-        return Ok(Some(read_part(&row)?.part));
-    }
-    let added = match covering(known, id) {
-        Some(added) => Some(added),
-        None => extent(session, id)?,
-    };
-    Ok(added.and_then(|(added, _)| Part::untouched(added.count, id.part - added.first / PART)))
-}
-
-/// Additions that are known, with whether they were of events.
-pub(super) type Extents = Vec<(TallyId, Added, bool)>;
-
-/// Says that these parts will be read, sorted; and the additions of those that nobody has touched. Gives additions that have many.
-pub(super) fn expect_parts<'p>(
-    session: &Session<'_>,
-    parts: impl Iterator<Item = &'p PartId> + Clone,
-) -> Result<Extents> {
-    let place = |id: &PartId| (of(session, "tally_parts", id.tally), id.part.to_string().into_bytes());
-    let read = |id: &PartId| {
-        let (key, field) = place(id);
-        hget(&key, &field)
-    };
-    session.expect(parts.clone().map(read))?;
-    let mut untouched: Vec<PartId> = Vec::new();
-    for id in parts {
-        let (key, field) = place(id);
-        untouched.extend(session.get(&key, &field)?.is_none().then_some(*id));
-    }
-    let mut known = Extents::new();
-    let mut expected = Ok(());
-    for of_tally in untouched.chunk_by(|a, b| a.tally == b.tally) {
-        let ends = [of_tally.first(), of_tally.last()].into_iter().flatten();
-        expected = expect_extents(session, ends).and(expected);
-    }
-    expected?;
-    let mut expected = Ok(());
-    for of_tally in untouched.chunk_by(|a, b| a.tally == b.tally) {
-        for id in [of_tally.first(), of_tally.last()].into_iter().flatten() {
-            known.extend(extent(session, *id)?.map(|(added, of_events)| (id.tally, added, of_events)));
-        }
-        // Mostly all are of one addition, and then nothing else has to be read, be they ever so many.
-        let others = of_tally.iter().filter(|id| covering(&known, **id).is_none());
-        expected = expect_extents(session, others).and(expected);
-    }
-    expected.map(|()| known)
-}
-
-fn expect_extents<'p>(session: &Session<'_>, parts: impl Iterator<Item = &'p PartId>) -> Result<()> {
-    let mut expected = Ok(());
-    for id in parts {
-        let index = of(session, "tally_extents", id.tally);
-        expected = session.expect_last(&index, [up_to(*id)]).and(expected);
-    }
-    expected
-}
-
-/// The addition that a part belongs to, if it is known.
-fn covering(known: &Extents, id: PartId) -> Option<(Added, bool)> {
-    let has = |added: &Added| {
-        let first = added.first / PART;
-        (first..first + added.count.div_ceil(PART)).contains(&id.part)
-    };
-    let found = known.iter().rev().find(|(tally, added, _)| *tally == id.tally && has(added));
-    found.map(|(_, added, of_events)| (*added, *of_events))
-}
-
 /// Says that these tallies will be read.
 pub(super) fn expect(session: &Session<'_>, tallies: impl Iterator<Item = TallyId>) -> Result<()> {
     session.expect(tallies.map(|id| hget(&table(session), id.to_string().as_bytes())))
-}
-
-/// The addition that a part belongs to, if it has the part, and whether it was of events. The last addition before it is the only one
-/// that can reach it.
-fn extent(session: &Session<'_>, id: PartId) -> Result<Option<(Added, bool)>> {
-    let found = session.range_back(&of(session, "tally_extents", id.tally), up_to(id), 1)?;
-    found.first().map(|member| extent_of(member)).transpose()
-}
-
-/// The additions that begin with a part or before it.
-fn up_to(id: PartId) -> (Vec<u8>, Vec<u8>) {
-    (Tuple::new().bytes(), Tuple::new().with(&[id.part.cast_signed()]).end())
-}
-
-/// One item as it is; `None` if it was never added.
-pub(super) fn item(session: &Session<'_>, item: TallyItem) -> Result<Option<ItemRow>> {
-    let id = PartId { tally: item.tally, part: item.number / PART };
-    let (Some(part), Some((_, of_events))) = (part(session, id, &Extents::new())?, extent(session, id)?)
-    else {
-        return Ok(None);
-    };
-    Ok(ItemRow::of(item.number, &part, of_events))
 }
 
 /// True if a tally stands for an item. One on its way out counts: it may still have to tell.
 pub(super) fn has_child(session: &Session<'_>, item: TallyItem) -> Result<bool> {
     let children = Tuple::new().with(&[item.tally.0, item.number.cast_signed()]).all();
     Ok(!session.range(&session.key(PARENTS), children, 1)?.is_empty())
-}
-
-/// Writes a part back, or for the first time. What happened in those under way is also summed, for all who look at the tally.
-pub(super) fn write_part(session: &Session<'_>, id: PartId, part: &Part, now: Time) -> Result<()> {
-    let row = Packer::new()
-        .number(i64::from(part.items()))
-        .number(i64::from(part.left()))
-        .number(now.0)
-        .optional(part.pending_bytes().as_deref())
-        .optional(part.failed_bytes().as_deref())
-        .done();
-    let (parts, field) = (of(session, "tally_parts", id.tally), id.part.to_string());
-    let before = session.get(&parts, field.as_bytes())?.map(|row| read_part(&row)).transpose()?;
-    let under_way = |part: Option<&Part>| match part.filter(|part| part.left() > 0) {
-        Some(part) => [i64::from(part.done()), i64::from(part.failed())],
-        None => [0, 0],
-    };
-    let (was, is) = (under_way(before.as_ref().map(|before| &before.part)), under_way(Some(part)));
-    let sums = of(session, UNDER_WAY, id.tally);
-    session.sum(sums.clone(), "done", is[0] - was[0]);
-    session.sum(sums.clone(), "failed", is[1] - was[1]);
-    session.put(sums, "active_at", now.0.to_string().into_bytes());
-    session.put(parts, field, row);
-    Ok(())
-}
-
-/// What happened in the parts of a tally that are under way, and when something last did.
-const UNDER_WAY: &str = "tally_under_way";
-
-pub(super) fn unfinished(session: &Session<'_>, tally: TallyId) -> Result<Unfinished> {
-    let sums = session.all(&of(session, UNDER_WAY, tally))?;
-    let sum = |name: &str| sums.get(name.as_bytes()).map(|sum| number(Some(sum.clone())));
-    let count = |name: &str| sum(name).unwrap_or(0).max(0).cast_unsigned();
-    let active_at = sum("active_at").map(Time);
-    Ok(Unfinished { done: count("done"), failed: count("failed"), active_at })
-}
-
-/// How many of these parts are finished, and what happened in them.
-pub(super) fn finished(session: &Session<'_>, tally: TallyId, parts: &[u64]) -> Result<(u64, Unfinished)> {
-    let table = of(session, "tally_parts", tally);
-    session.expect(parts.iter().map(|part| hget(&table, part.to_string().as_bytes())))?;
-    let (mut count, mut sums) = (0, Unfinished::default());
-    for part in parts {
-        let Some(row) = session.get(&table, part.to_string().as_bytes())? else { continue };
-        let PartRow { part, active_at } = read_part(&row)?;
-        if part.left() == 0 {
-            count += 1;
-            sums.done += u64::from(part.done());
-            sums.failed += u64::from(part.failed());
-            sums.active_at = sums.active_at.max(Some(active_at));
-        }
-    }
-    Ok((count, sums))
-}
-
-/// Forgets all parts of a tally that is gone: the server frees them beside its work.
-pub(super) fn forget_parts(session: &Session<'_>, tally: TallyId) {
-    for what in ["tally_parts", UNDER_WAY] {
-        session.forget(of(session, what, tally));
-    }
 }
 
 /// A note of a tally.

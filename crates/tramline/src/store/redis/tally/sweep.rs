@@ -1,6 +1,7 @@
 //! Housekeeping of tallies: expiry, recounts, removal. Always a bounded part.
 
 use super::rows::{self, Stored};
+use super::{extents, outbox, parts};
 use crate::error::Result;
 use crate::model::id::TallyId;
 use crate::model::tally::part::PART;
@@ -56,7 +57,7 @@ impl RedisStore {
         let mut counted = Counted { row, ..Counted::default() };
         let mut after = Vec::new();
         loop {
-            let page = |session: &Session<'_>| rows::extents(session, tally, &after, EXTENTS);
+            let page = |session: &Session<'_>| extents::extents(session, tally, &after, EXTENTS);
             let extents = self.read(now, page).await?;
             let parts_of = |(_, added): &(Vec<u8>, Added)| {
                 let first = added.first / PART;
@@ -64,7 +65,7 @@ impl RedisStore {
             };
             let parts: Vec<u64> = extents.iter().flat_map(parts_of).collect();
             for some in parts.chunks(PARTS) {
-                let look = |session: &Session<'_>| rows::finished(session, tally, some);
+                let look = |session: &Session<'_>| parts::finished(session, tally, some);
                 counted.add(some.len(), self.read(now, look).await?);
             }
             match extents.into_iter().next_back() {
@@ -143,7 +144,7 @@ pub(in crate::store::redis) fn reap(session: &Session<'_>, reap: &ReapTallies) -
         let wanted = |row: &TallyRow| reap.topic.is_none() || row.topic == reap.topic;
         for row in rows::find_some(session, rows::IDLE, range, left, wanted)? {
             looked += 1;
-            let parts = rows::unfinished(session, row.id)?.active_at.unwrap_or(Time(0));
+            let parts = parts::unfinished(session, row.id)?.active_at.unwrap_or(Time(0));
             let active_at = row.active_at.max(parts);
             if active_at < reap.idle_since {
                 remove(session, &row)?;
@@ -162,7 +163,7 @@ pub(in crate::store::redis) fn reap(session: &Session<'_>, reap: &ReapTallies) -
 pub(super) fn remove(session: &Session<'_>, row: &TallyRow) -> Result<()> {
     let mut outbox = Vec::new();
     row.remove(session.now, &mut outbox);
-    rows::put_out(session, &outbox)?;
+    outbox::put_out(session, &outbox)?;
     rewrite(session, row.id, |stored| {
         stored.state = REMOVED;
         stored.idle_since = session.now.0;
@@ -194,13 +195,13 @@ fn clear_removed(session: &Session<'_>) -> Result<bool> {
 /// Clears up to `limit` rows of a removed tally, and the tally itself when nothing is left and all its news are told. Gives how
 /// many rows.
 fn clear(session: &Session<'_>, tally: TallyId, limit: i64) -> Result<i64> {
-    rows::forget_parts(session, tally);
+    parts::forget_parts(session, tally);
     let mut cleared = 1;
-    for (member, _) in rows::extents(session, tally, &[], limit as usize)? {
-        rows::remove_extent(session, tally, member);
+    for (member, _) in extents::extents(session, tally, &[], limit as usize)? {
+        extents::remove_extent(session, tally, member);
         cleared += 1;
     }
-    if cleared <= limit && !rows::has_news(session, tally)? {
+    if cleared <= limit && !outbox::has_news(session, tally)? {
         rows::erase(session, tally)?;
     }
     Ok(cleared)
