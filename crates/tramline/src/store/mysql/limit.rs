@@ -1,6 +1,7 @@
 //! Limits: what a claim may take, counted where it is, under a lock that only claims of the same subscription take.
 
-use super::claim::{Outlook, end_lapsed};
+use super::lapsed::end_lapsed;
+use super::outlook::Outlook;
 use super::rows::{apply, pick_sql, slices};
 use super::session::{Rows, Session};
 use super::sql::{Columns, list, text};

@@ -5,7 +5,7 @@
 //! - `options`, `session`, `step`, `sql`: how a step gets a connection, the time and the catalogue, how it ends, and how its
 //!   statements are written
 //! - `inbox`: what programs in other languages want to emit
-//! - `emit` (with `idempotency` and `hoped`), `claim`, `order` (with `lanes`, `offer` and `suspects`), `settle`: the walk of an event
+//! - `emit` (with `idempotency` and `hoped`), `claim` (with `outlook`, `due`, `next_due` and `lapsed`), `order` (with `lanes`, `offer` and `suspects`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
 //! - `limit`, `unique`, `compact`, `rules`, `failures`: what is allowed, what is there already, what gives way, what is stopped, what went wrong
 //! - `shared`: what the steps that are written for all servers ask
@@ -21,6 +21,7 @@ mod catalog;
 mod claim;
 mod compact;
 mod drops;
+mod due;
 mod emit;
 mod erase;
 mod examine;
@@ -29,13 +30,16 @@ mod hoped;
 mod idempotency;
 mod inbox;
 mod lanes;
+mod lapsed;
 mod limit;
 mod log;
 mod look;
 mod migrate;
+mod next_due;
 mod offer;
 mod options;
 mod order;
+mod outlook;
 mod pulse;
 mod push;
 mod refusals;
@@ -191,7 +195,7 @@ impl MysqlStore {
 
     /// The statement that finds due work, to be given to `EXPLAIN`.
     pub fn claim_sql(&self, subscription: crate::model::id::SubscriptionId) -> String {
-        claim::due_sql(subscription, crate::model::slice::State::Ready, 64, 256)
+        due::due_sql(subscription, crate::model::slice::State::Ready, 64, 256)
     }
 
     /// The statements with which an ordered claim looks at lanes, to be given to the server one after the other.

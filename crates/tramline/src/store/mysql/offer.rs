@@ -1,7 +1,8 @@
 //! What lanes have to offer to an ordered claim: how they are found, locked and read in one round trip, and read on.
 
-use super::claim::{NEVER, Outlook};
 use super::lanes::{lock_numbered_sql, views};
+use super::next_due::NEVER;
+use super::outlook::Outlook;
 use super::rows::{SLICE, slices};
 use super::session::{Rows, Session};
 use super::sql::{Columns, list, numbered_by, pairs};

@@ -1,8 +1,9 @@
 //! Ordered claims: many lanes in one transaction, whole chunks, oldest first.
 
-use super::claim::{NEVER, Outlook};
 use super::lanes::{lock_sql, views};
+use super::next_due::NEVER;
 use super::offer::{LANES, Reading, Seen, TROUBLED, look_sql};
+use super::outlook::Outlook;
 use super::rows::{apply, write_lanes};
 use super::session::{Rows, Session};
 use super::sql::Columns;

@@ -1,6 +1,7 @@
 //! Push: how each subscription stands, what was tried, what has gathered.
 
-use super::claim::{NEVER, RANKS};
+use super::next_due::NEVER;
+use super::outlook::RANKS;
 use super::session::Session;
 use super::sql::{Columns, insert, join, list, text as quoted};
 use crate::error::Result;

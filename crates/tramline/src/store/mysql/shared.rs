@@ -1,7 +1,7 @@
 //! What the steps that all servers share ask of MySQL.
 
 use super::buried;
-use super::claim::due;
+use super::due::due;
 use super::lanes::{leased_sql, lock_sql, views};
 use super::limit;
 use super::rows::{SLICE, apply, chunks, lock_chunks_sql, metas, slices, slices_sql, write_lanes};

@@ -1,10 +1,10 @@
 //! Housekeeping: signs of life, dead workers, claims that ended, back-fill, retention.
 
 use super::MysqlStore;
-use super::claim;
 use super::drops;
 use super::erase::erase;
 use super::failures;
+use super::lapsed;
 use super::limit;
 use super::look::workers;
 use super::remote;
@@ -41,7 +41,7 @@ impl MysqlStore {
         for id in rest.ended {
             let begin = Begin::writing(sweep.now, id);
             let interrupted =
-                step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| claim::interrupt(
+                step!(self, Tries::few(), |conn| self.session(conn, &begin), |session| lapsed::interrupt(
                     session, id
                 ));
             match interrupted {
@@ -160,7 +160,7 @@ pub(super) async fn bury_silent(session: &mut Session<'_>, given: &Bury) -> Resu
 pub(super) struct Rest {
     /// Where the next one goes on with retention.
     pub(super) place: Place,
-    /// At most once: claims have ended. See [`super::claim::interrupt`].
+    /// At most once: claims have ended. See [`super::lapsed::interrupt`].
     pub(super) ended: Vec<SubscriptionId>,
     /// Dead events were kept for long enough. See [`crate::store::mend::expire_dead`].
     pub(super) old_dead: Vec<SubscriptionId>,
@@ -188,7 +188,7 @@ pub(super) async fn sweep(session: &mut Session<'_>, sweep: &Sweep, place: Place
     expire_entries(session, sweep.limit).await?;
     let all = session.catalog.clone();
     let once = all.subscriptions().iter().filter(|one| one.policy.is_at_most_once());
-    let ended = claim::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
+    let ended = lapsed::ended(session, &once.map(|one| one.id).collect::<Vec<_>>()).await?;
     let old_dead = mend::with_old_dead(session).await?;
     Ok((swept, Rest { place: walk.place(), ended, old_dead }))
 }
