@@ -21,6 +21,7 @@ pub(crate) use tramline::model::id::{EventId, Incarnation, SubscriptionId, Tally
 pub(crate) use tramline::model::lane::{Held, Known, Share};
 pub(crate) use tramline::model::lease::Lease;
 pub(crate) use tramline::model::letter::{Letters, Pace};
+pub(crate) use tramline::model::limits::{Limits, Rate};
 pub(crate) use tramline::model::outcome::Outcome;
 pub(crate) use tramline::model::push::Push;
 pub(crate) use tramline::model::retry::Retry;

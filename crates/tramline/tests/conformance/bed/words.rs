@@ -26,6 +26,13 @@ pub(crate) fn keyed(key: &str) -> Event {
     plain_event().key(key)
 }
 
+/// Twenty events of twenty keys, one after the other.
+pub(crate) async fn emit_twenty(bed: &Bed) {
+    for number in 0..20 {
+        bed.emit(keyed(&format!("key {number}"))).await;
+    }
+}
+
 /// The default policy.
 pub(crate) fn unordered() -> Policy {
     Policy::default()
@@ -39,6 +46,31 @@ pub(crate) fn ordered() -> Policy {
 /// Ordered by key; the first failure is the last one.
 pub(crate) fn ordered_or(on_exhausted: OnExhausted) -> Policy {
     Policy { retry: Retry::never(), on_exhausted, ..ordered() }
+}
+
+/// So many events under way.
+pub(crate) fn at_most(concurrency: u32) -> Limits {
+    Limits { concurrency: Some(concurrency), ..Limits::default() }
+}
+
+/// So many events of one key under way.
+pub(crate) fn per_key(events: u32) -> Limits {
+    Limits { per_key_concurrency: Some(events), ..Limits::default() }
+}
+
+/// So many events that start in a period.
+pub(crate) fn rate(events: u32, per: Duration) -> Limits {
+    Limits { rate: Some(Rate::new(events, per)), ..Limits::default() }
+}
+
+/// Without order, under limits.
+pub(crate) fn limited(limits: Limits) -> Policy {
+    Policy { limits, ..unordered() }
+}
+
+/// With and without order.
+pub(crate) fn both(limits: Limits) -> [(&'static str, Policy); 2] {
+    [("plain", limited(limits)), ("lanes", Policy { limits, ..ordered() })]
 }
 
 /// Sent to a callback, without order: two retries, a minute apart.
