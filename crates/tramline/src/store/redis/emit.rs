@@ -44,7 +44,7 @@ impl RedisStore {
                 Err(_) => {
                     for unit in units {
                         let alone = self.emit_some(Emit { units: vec![unit], now: given.now }).await;
-                        answers.extend(alone.map_or_else(|error| vec![Err(error)], |answer| answer));
+                        answers.extend(alone.unwrap_or_else(|error| vec![Err(error)]));
                     }
                 }
             }
