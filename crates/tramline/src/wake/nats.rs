@@ -2,10 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::wake::relay::{Broken, Channel, Ear, Mouth, Relay};
-use async_nats::{Client, ConnectOptions, Event, ServerAddr, Subscriber};
+use async_nats::{Client, ConnectOptions, Event, ServerAddr, ServerError, Subscriber};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -33,13 +35,15 @@ impl Relay {
                 "use letters, digits, and dots between them",
             ));
         }
-        Ok(Relay::new(Cluster { servers, subject: subject.to_owned() }))
+        Ok(Relay::new(Cluster { servers, subject: subject.to_owned(), complained: Arc::default() }))
     }
 }
 
 struct Cluster {
     servers: Vec<ServerAddr>,
     subject: String,
+    /// A user who may not use the subject is told so again and again; whoever reads the log, once.
+    complained: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -53,14 +57,22 @@ impl Cluster {
     /// A connection, and what is cancelled when it is lost. Connecting again is left to the relay, which knows what was missed.
     async fn connect(&self) -> Result<(Client, CancellationToken), Broken> {
         let lost = CancellationToken::new();
-        let tell = lost.clone();
+        let (tell, complained, subject) = (lost.clone(), self.complained.clone(), self.subject.clone());
         let options = ConnectOptions::new()
             .name("tramline")
             .ping_interval(PING)
             .max_reconnects(self.servers.len())
             .event_callback(move |event| {
-                if matches!(event, Event::Disconnected | Event::Closed) {
-                    tell.cancel();
+                match event {
+                    Event::Disconnected | Event::Closed => tell.cancel(),
+                    Event::ServerError(ServerError::Other(error)) if !complained.swap(true, Relaxed) => {
+                        tracing::warn!(
+                            error,
+                            subject,
+                            "NATS refuses wake-ups; let its user publish and subscribe to this subject"
+                        );
+                    }
+                    _ => {}
                 }
                 std::future::ready(())
             });

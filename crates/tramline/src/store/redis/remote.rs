@@ -1,7 +1,7 @@
 //! Workers that claim through a node: who was seen lately.
 
 use super::pack::{Packer, Unpacker};
-use super::session::Session;
+use super::session::{Session, hgetall};
 use crate::error::Result;
 use crate::model::id::SubscriptionId;
 use crate::model::time::Time;
@@ -38,15 +38,13 @@ pub(super) fn see(session: &Session<'_>, see: &SeeRemote) -> Result<()> {
     Ok(())
 }
 
-/// Everybody who is written down.
-fn known(session: &Session<'_>) -> Result<Vec<RemoteWorker>> {
-    let catalog = session.catalog();
-    let keys = catalog.subscriptions().iter().map(|one| vec![b"HGETALL".to_vec(), table(session, one.id)]);
-    session.expect(keys)?;
+/// Everybody who is written down for some subscriptions.
+fn known(session: &Session<'_>, subscriptions: &[SubscriptionId]) -> Result<Vec<RemoteWorker>> {
+    session.expect(subscriptions.iter().map(|id| hgetall(&table(session, *id))))?;
     let mut workers = Vec::new();
-    for one in catalog.subscriptions() {
-        for (name, row) in session.all(&table(session, one.id))? {
-            workers.push(read(one.id, &name, &row)?);
+    for &id in subscriptions {
+        for (name, row) in session.all(&table(session, id))? {
+            workers.push(read(id, &name, &row)?);
         }
     }
     workers.sort_by(|a, b| (&a.name, a.subscription).cmp(&(&b.name, b.subscription)));
@@ -54,15 +52,16 @@ fn known(session: &Session<'_>) -> Result<Vec<RemoteWorker>> {
 }
 
 pub(super) fn all(session: &Session<'_>) -> Result<Vec<RemoteWorker>> {
-    let mut workers = known(session)?;
+    let all: Vec<SubscriptionId> = session.catalog().subscriptions().iter().map(|one| one.id).collect();
+    let mut workers = known(session, &all)?;
     workers.retain(|worker| worker.seen_at > session.now.before(REMEMBERED));
     Ok(workers)
 }
 
 /// Forgets who was not seen for long.
-pub(super) fn expire(session: &Session<'_>, limit: usize) -> Result<()> {
+pub(super) fn expire(session: &Session<'_>, subscriptions: &[SubscriptionId], limit: usize) -> Result<()> {
     let forgotten = |worker: &RemoteWorker| worker.seen_at <= session.now.before(REMEMBERED);
-    for worker in known(session)?.into_iter().filter(forgotten).take(limit) {
+    for worker in known(session, subscriptions)?.into_iter().filter(forgotten).take(limit) {
         session.remove(table(session, worker.subscription), worker.name);
     }
     Ok(())

@@ -15,9 +15,9 @@ use crate::store::verbs::{RemovePatternRule, SetPatternRule, SetRule};
 use serde::{Deserialize, Serialize};
 
 /// How many entries of the audit go in one step.
-const PAGE: usize = 1_000;
+const PAGE: usize = 100;
 /// Whose acts those on patterns are.
-const PATTERNS: SubscriptionId = SubscriptionId(0);
+pub(super) const PATTERNS: SubscriptionId = SubscriptionId(0);
 
 /// A rule by pattern as it is stored, but for its number.
 #[derive(Serialize, Deserialize)]
@@ -194,18 +194,22 @@ pub(super) fn resolve(session: &Session<'_>, subscription: &Subscription) -> Res
 }
 
 /// Removes rules that have ended.
-pub(super) fn expire(session: &Session<'_>) -> Result<()> {
-    for rule in all_by_pattern(session)?.iter().filter(|rule| has_ended(session, rule.until)) {
-        forget(session, rule);
-    }
-    let catalog = session.catalog();
-    session.expect(catalog.subscriptions().iter().map(|one| hgetall(&rules_key(session, one.id))))?;
-    for subscription in catalog.subscriptions() {
-        for (field, row) in session.all(&rules_key(session, subscription.id))? {
+pub(super) fn expire(session: &Session<'_>, subscriptions: &[SubscriptionId]) -> Result<()> {
+    session.expect(subscriptions.iter().map(|id| hgetall(&rules_key(session, *id))))?;
+    for &id in subscriptions {
+        for (field, row) in session.all(&rules_key(session, id))? {
             if has_ended(session, read::<Rule>(&row)?.until) {
-                session.remove(rules_key(session, subscription.id), field);
+                session.remove(rules_key(session, id), field);
             }
         }
+    }
+    Ok(())
+}
+
+/// Forgets rules by pattern that have ended.
+pub(super) fn expire_by_pattern(session: &Session<'_>) -> Result<()> {
+    for rule in all_by_pattern(session)?.iter().filter(|rule| has_ended(session, rule.until)) {
+        forget(session, rule);
     }
     Ok(())
 }
@@ -232,15 +236,17 @@ fn acts(session: &Session<'_>, id: SubscriptionId, limit: u32) -> Result<Vec<(i6
 }
 
 /// Forgets what was written down before the last `kept` entries of all subscriptions.
-pub(super) fn expire_audit(session: &Session<'_>, kept: i64) -> Result<()> {
+pub(super) fn expire_audit(session: &Session<'_>, subscriptions: &[SubscriptionId], kept: i64) -> Result<()> {
     let before = session.draw("audit", 0)? - kept;
     if before <= 0 {
         return Ok(());
     }
-    let catalog = session.catalog();
-    for id in catalog.subscriptions().iter().map(|one| one.id).chain([PATTERNS]) {
-        let index = audit_key(session, id);
-        let range = (Tuple::new().bytes(), Tuple::new().with(&[before]).bytes());
+    let range = || (Tuple::new().bytes(), Tuple::new().with(&[before]).bytes());
+    let ranges = |id: &SubscriptionId| session.expect_ranges(&audit_key(session, *id), [(range(), PAGE)]);
+    session.for_each(subscriptions, ranges)?;
+    for id in subscriptions {
+        let index = audit_key(session, *id);
+        let range = range();
         for member in session.range(&index, range, PAGE)? {
             session.withdraw(index.clone(), member);
         }

@@ -177,9 +177,27 @@ impl RedisStore {
         swept.more |= self.retire(now, sweep.limit, &mut swept.chunks).await?;
         swept.more |= self.in_steps(now, sweep.limit, expire_keys).await?;
         swept.more |= self.in_steps(now, sweep.limit, unique::expire).await?;
-        self.write(now, |session: &Session<'_>| expire_entries(session, sweep.limit.min(STEP) as usize))
-            .await?;
+        self.expire_entries(now, sweep.limit.min(STEP) as usize).await?;
         Ok(swept)
+    }
+
+    /// Rules that have ended, workers that were not seen for long, old records: subscription by subscription, some at a time.
+    async fn expire_entries(&self, now: Option<Time>, limit: usize) -> Result<()> {
+        let all = self.read(now, |session| Ok(session.catalog().subscriptions().to_vec())).await?;
+        let all: Vec<SubscriptionId> = all.iter().map(|one| one.id).chain([rules::PATTERNS]).collect();
+        for some in all.chunks(STEP as usize) {
+            let step = |session: &Session<'_>| {
+                rules::expire(session, some)?;
+                remote::expire(session, some, limit)?;
+                rules::expire_audit(session, some, AUDIT_KEPT)
+            };
+            self.write(now, step).await?;
+        }
+        let step = |session: &Session<'_>| {
+            rules::expire_by_pattern(session)?;
+            drops::expire(session, limit)
+        };
+        self.write(now, step).await
     }
 
     /// At most once: claims that have ended, subscription by subscription.
@@ -278,13 +296,6 @@ fn backfills(session: &Session<'_>) -> Result<BTreeSet<SubscriptionId>> {
 pub(super) fn backfill_floor(session: &Session<'_>, topic: TopicId) -> Result<i64> {
     let open = fillings_in(session, topic)?.into_iter().filter(Filling::is_open);
     Ok(open.map(|one| one.next).min().unwrap_or(i64::MAX))
-}
-
-fn expire_entries(session: &Session<'_>, limit: usize) -> Result<()> {
-    rules::expire(session)?;
-    remote::expire(session, limit)?;
-    drops::expire(session, limit)?;
-    rules::expire_audit(session, AUDIT_KEPT)
 }
 
 /// Writes the next retained chunks into a subscription that came after them.
