@@ -9,6 +9,7 @@ conformance![
     a_failed_event_halts_everything,
     of_a_batch_only_what_failed_comes_again,
     failures_with_different_delays_come_again_in_order,
+    many_failures_come_again_before_what_is_behind_them,
     an_event_that_is_out_of_attempts_stops_nobody,
     an_expired_lease_is_no_crash,
     a_batch_that_is_given_back_comes_again_whole,
@@ -113,6 +114,26 @@ async fn failures_with_different_delays_come_again_in_order(bed: Bed) {
         assert!(queue.done(&one).await);
     }
     assert_eq!(seen, emitted);
+}
+
+/// A claim looked at the first of those that had failed, and filled up with what was behind the others.
+async fn many_failures_come_again_before_what_is_behind_them(bed: Bed) {
+    let queue = line(&bed).await;
+    let mut emitted = Vec::new();
+    for _ in 0..450 {
+        emitted.push(bed.emit(plain_event()).await);
+    }
+    let mut first = Vec::new();
+    let claimed = queue.claim(400).await;
+    queue.settle(&claimed, Outcome::retry("no")).await;
+    bed.pass(seconds(3_600));
+    while first.len() < 450 {
+        let claimed = queue.claim(400).await;
+        assert!(!claimed.slices.is_empty() || claimed.next_due == bed.now());
+        first.extend(ids(&claimed));
+        queue.done(&claimed).await;
+    }
+    assert_eq!(first, emitted);
 }
 
 async fn an_event_that_is_out_of_attempts_stops_nobody(bed: Bed) {

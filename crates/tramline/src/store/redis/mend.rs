@@ -163,6 +163,7 @@ impl RedisStore {
     pub(super) async fn resend_in_parts(&self, given: &Resend) -> Result<u64> {
         let mut ids = given.ids.clone();
         ids.sort_unstable();
+        ids.dedup();
         let mut count = 0;
         for some in ids.chunks(RESEND_STEP) {
             let step = |session: &Session<'_>| resend(session, given.subscription, some);

@@ -8,7 +8,7 @@ use super::rows::{
 use super::session::{PAGE, Session};
 use super::tuple::Tuple;
 use super::unpark;
-use super::work::{MOST, Open, candidates, expect_work, first_of, is_still, oldest_work, ready_entries};
+use super::work::{MOST, Open, Troubles, candidates, first_of, has, is_still, oldest_work, ready_entries};
 use crate::error::Result;
 use crate::model::event::StoredEvent;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId};
@@ -52,11 +52,11 @@ pub(super) fn claim(
     let suspect = open.iter().find(is_free).filter(|_| claim.suspects == Suspects::TakeOne);
     let lanes = suspect.map_or(&open[..], std::slice::from_ref);
     let (chosen, cut_short) = session.loosely(|| oldest_work(session, claim, lanes))?;
-    expect_work(session, id, &chosen)?;
+    let troubles = Troubles::of(session, id, &chosen)?;
     let unparking = unpark::go_on(session, id)?;
     let mut more = !unparking.is_empty() || suspect.is_some();
     let mut is_over = false;
-    let waiting = (MOST / chosen.iter().filter(|work| work.urgent).count().max(1)).max(1);
+    let quota = (MOST / chosen.iter().filter(|work| work.urgent).count().max(1)).max(1);
     let chosen = chosen.into_iter().filter(|work| !unparking.contains(&work.lane.lane));
     session.for_each(chosen, |work| {
         is_over |= taker.is_full();
@@ -72,7 +72,7 @@ pub(super) fn claim(
         let ready = load(session, &work.ready)?;
         let mut view = LaneView::new(lane.clone());
         let mut changes = Changes::default();
-        let found = Found { ready, waiting };
+        let found = Found { ready, troubles, quota };
         is_over = take_from(session, claim, &mut view, found, taker, raw, &mut changes)?;
         apply(session, claim.subscription, &changes)?;
         if view.lane != lane {
@@ -97,8 +97,10 @@ pub(super) fn claim(
 /// What a claim has found in a lane.
 struct Found {
     ready: Vec<Slice>,
+    /// What there is in some lane.
+    troubles: Troubles,
     /// How many of those that waited and are due it may look at: they are in many lanes at once, where much has failed together.
-    waiting: usize,
+    quota: usize,
 }
 
 /// Takes from one locked lane. True when the claim is over: it took a suspect.
@@ -106,13 +108,13 @@ fn take_from(
     session: &Session<'_>,
     claim: &Claim,
     view: &mut LaneView,
-    Found { mut ready, waiting: most }: Found,
+    Found { mut ready, troubles, quota }: Found,
     taker: &mut Taker,
     raw: &mut RawClaim,
     changes: &mut Changes,
 ) -> Result<bool> {
     let (id, lane) = (claim.subscription, view.lane.lane);
-    loop {
+    while troubles.suspects {
         let Some(first) = first_of(session, id, State::Suspect, lane)? else { break };
         // Who leaves suspects alone has to know them only if something may be ready before them.
         let is_behind = ready.first().is_none_or(|slice| slice.chunk > first.chunk);
@@ -169,9 +171,14 @@ fn take_from(
         *changes = Changes::default();
     }
     for _ in 0..ROUNDS {
-        let waiting = waiting(session, id, lane, most.min(taker.events as usize))?;
-        if waiting.len() == most {
+        let most = if troubles.waiting { quota.min(taker.events as usize) } else { 0 };
+        let waiting = waiting(session, id, lane, most)?;
+        if most > 0 && waiting.len() == most {
             raw.next_due = Some(session.now);
+            // In a line of all events nothing parks what comes behind them.
+            if lane == LaneId::WHOLE {
+                ready.clear();
+            }
         }
         let (more, looked) = (!ready.is_empty(), ready.len());
         // Where no key is parked and nothing has to wait, keys do not matter: reading them is left to the claimer.
@@ -204,7 +211,7 @@ fn take_from(
 /// Slices whose event was the first of its key and had to wait, and is due now.
 fn waiting(session: &Session<'_>, id: SubscriptionId, lane: LaneId, most: usize) -> Result<Vec<Slice>> {
     let now = session.now.0;
-    if first_of(session, id, State::Waiting, lane)?.is_none_or(|first| first.pos > now) {
+    if most == 0 || first_of(session, id, State::Waiting, lane)?.is_none_or(|first| first.pos > now) {
         return Ok(Vec::new());
     }
     let columns = [State::Waiting as i64, lane.0, 0];
@@ -313,11 +320,13 @@ fn add(view: &LaneView, taken: Vec<Slice>, raw: &mut RawClaim) {
 /// already and was not taken belongs to somebody else's lane: it must not keep this worker busy.
 pub(super) fn next_due(session: &Session<'_>, id: SubscriptionId) -> Result<Option<Time>> {
     let mut next: Option<i64> = None;
-    for lane in lanes(session, id)? {
-        let waiting = next_waiting(session, id, lane.lane)?;
+    let some_wait = has(session, id, State::Waiting)?;
+    session.for_each(lanes(session, id)?, |lane| {
+        let waiting = if some_wait { next_waiting(session, id, lane.lane)? } else { None };
         let ends = [lane.until.0, lane.halted_until.0].into_iter().filter(|end| *end > session.now.0);
         next = ends.chain(waiting).chain(next).min();
-    }
+        Ok(())
+    })?;
     Ok(next.map(Time))
 }
 

@@ -4,7 +4,7 @@ use super::RedisStore;
 use super::order::{leased, load_keys, load_marks};
 use super::rows::{apply, delete_slice, lanes_key, one_lane, one_slice, slices_key, write_lane, write_slice};
 use super::session::{Session, hget};
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
 use crate::model::lane::Lane;
 use crate::model::lease::Lease;
@@ -19,6 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// How many slices one step settles, about: a script has to end soon.
 const MOST: usize = 200;
+/// How often a part of a settlement is tried: each time waits for the server for some seconds.
+const TRIES: u32 = 3;
 
 impl RedisStore {
     /// Settles in several steps if it is much: slices have nothing to do with each other, unless they are of one lane.
@@ -40,7 +42,7 @@ impl RedisStore {
                 worker: given.worker.clone(),
                 now: given.now,
             };
-            let settled = self.settle_some(&some).await?;
+            let settled = self.settle_surely(&some).await?;
             for (at, accepted) in part.into_iter().zip(settled.accepted) {
                 answer.accepted[at] = accepted;
             }
@@ -49,6 +51,17 @@ impl RedisStore {
             answer.news.extend(settled.news);
         }
         Ok(answer)
+    }
+
+    /// One of several parts. Whoever were told that it failed would settle all of them again, and what is settled would look lost.
+    async fn settle_surely(&self, given: &Settle) -> Result<Settled> {
+        let mut tries = 1;
+        loop {
+            match self.settle_some(given).await {
+                Err(error) if error.kind() == Kind::Unavailable && tries < TRIES => tries += 1,
+                settled => return settled,
+            }
+        }
     }
 
     async fn settle_some(&self, given: &Settle) -> Result<Settled> {

@@ -99,14 +99,39 @@ fn in_step(
     Ok((work, events))
 }
 
-/// Says what will be read of these lanes: they were looked at loosely, and what is taken has to be so.
-pub(super) fn expect_work(session: &Session<'_>, id: SubscriptionId, chosen: &[Work]) -> Result<()> {
+/// What makes a claim look twice at lanes, if some lane has it. Mostly none has, and one look instead of one for each lane says so.
+#[derive(Clone, Copy)]
+pub(super) struct Troubles {
+    pub(super) suspects: bool,
+    pub(super) waiting: bool,
+}
+
+impl Troubles {
+    /// Before anything is taken, and said together with all that will be read of these lanes: they were looked at loosely, and what is
+    /// taken has to be so.
+    pub(super) fn of(session: &Session<'_>, id: SubscriptionId, chosen: &[Work]) -> Result<Troubles> {
+        let (suspects, waiting) =
+            session.loosely(|| Ok((has(session, id, State::Suspect)?, has(session, id, State::Waiting)?)))?;
+        let troubles = Troubles { suspects, waiting };
+        if chosen.is_empty() {
+            return Ok(troubles);
+        }
+        expect_work(session, id, chosen, troubles)?;
+        // Where there are some, whoever changes the first of them is in nobody's way.
+        Ok(Troubles {
+            suspects: suspects || has(session, id, State::Suspect)?,
+            waiting: waiting || has(session, id, State::Waiting)?,
+        })
+    }
+}
+
+fn expect_work(session: &Session<'_>, id: SubscriptionId, chosen: &[Work], troubles: Troubles) -> Result<()> {
     let lanes = chosen.iter().map(|work| work.lane.lane);
     let rows = lanes.clone().map(|lane| hget(&lanes_key(session, id), lane.to_string().as_bytes()));
     let mut read = session.expect(rows.chain([hgetall(&unpark::table(session, id))]));
     let mut ranges = Vec::new();
-    for state in [State::Suspect, State::Waiting].into_iter().filter(|_| !chosen.is_empty()) {
-        match session.loosely(|| has(session, id, state))? {
+    for (state, some) in [(State::Suspect, troubles.suspects), (State::Waiting, troubles.waiting)] {
+        match some {
             true => ranges.extend(lanes.clone().map(|lane| (of_lane(state, lane), 1))),
             false => ranges.push((of_all(state), 1)),
         }
@@ -223,11 +248,9 @@ fn lanes_with(session: &Session<'_>, lanes: &[Lane], state: State) -> Result<BTr
     Ok(found)
 }
 
-/// True if a subscription has slices of a state in any lane. Mostly there are none that wait or are suspect, and one look instead of one for
-/// each lane says so. Where there are some, it is looked at loosely: whoever changes the first of them is in nobody's way.
-fn has(session: &Session<'_>, id: SubscriptionId, state: State) -> Result<bool> {
-    let first = || entries(session, id, of_all(state), 1);
-    Ok(!session.loosely(first)?.is_empty() || !first()?.is_empty())
+/// True if a subscription has slices of a state in any lane.
+pub(super) fn has(session: &Session<'_>, id: SubscriptionId, state: State) -> Result<bool> {
+    Ok(!entries(session, id, of_all(state), 1)?.is_empty())
 }
 
 /// The first slice of a state in a lane.
@@ -237,9 +260,6 @@ pub(super) fn first_of(
     state: State,
     lane: LaneId,
 ) -> Result<Option<Entry>> {
-    if !has(session, id, state)? {
-        return Ok(None);
-    }
     Ok(entries(session, id, of_lane(state, lane), 1)?.pop())
 }
 
