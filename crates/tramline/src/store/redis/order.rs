@@ -114,8 +114,9 @@ fn take_from(
     changes: &mut Changes,
 ) -> Result<bool> {
     let (id, lane) = (claim.subscription, view.lane.lane);
-    while troubles.suspects {
-        let Some(first) = first_of(session, id, State::Suspect, lane)? else { break };
+    loop {
+        let first = if troubles.suspects { first_of(session, id, State::Suspect, lane)? } else { None };
+        let Some(first) = first else { break };
         // Who leaves suspects alone has to know them only if something may be ready before them.
         let is_behind = ready.first().is_none_or(|slice| slice.chunk > first.chunk);
         if claim.suspects == Suspects::Leave && is_behind {
