@@ -38,6 +38,18 @@ fn by(owner: Incarnation, id: SubscriptionId, suspects: Suspects, now: Time) -> 
     Claim { suspects, now: Some(now), ..claim_by(owner, id, EVENTS as u32) }
 }
 
+/// Lanes were read a moment before their slices, and what was claimed in between was counted as ready.
+#[tokio::test]
+async fn counts_are_of_one_moment() {
+    let server = Server::start();
+    let (store, id) = full(&server).await;
+    let now = store.now().await.unwrap();
+    claim(&server, &store, by(Incarnation::random(), id, Suspects::Leave, now)).await;
+    let before = server.trips().await;
+    let counts = store.stats(id, Some(now)).await.unwrap().counts;
+    assert_eq!((server.trips().await - before, counts.leased), (1, EVENTS as u64));
+}
+
 /// Each page of each lane was asked for by itself.
 #[tokio::test]
 async fn all_lanes_are_read_together() {

@@ -5,11 +5,11 @@ use super::emit;
 use super::failures;
 use super::pack::damaged;
 use super::rows::{
-    Entry, dead_index, dead_slices, entries, expect_chunks, lanes, logged, one_chunk, one_lane,
-    parked as parked_row, parked_index, slices_at, slices_of_chunk,
+    Entry, dead_index, dead_slices, entries, expect_chunks, expect_entries, lanes, lanes_key, logged,
+    one_chunk, one_lane, parked as parked_row, parked_index, slices_at, slices_of_chunk,
 };
 use super::rules;
-use super::session::{Session, number};
+use super::session::{Session, hgetall, number};
 use super::tuple::{Columns, Tuple};
 use crate::error::Result;
 use crate::model::id::{ChunkId, EventId, Incarnation, LaneId, SliceId, SubscriptionId, TopicId};
@@ -41,11 +41,15 @@ pub(super) struct Counted {
 pub(super) fn stats(session: &Session<'_>, id: SubscriptionId, from: &[u8]) -> Result<Counted> {
     session.catalog().require_subscription(id)?;
     let now = session.now;
+    // All at one moment: who holds a lane says what its slices count as.
+    let span = (from.to_vec(), Tuple::new().end());
+    let read = session.expect([hgetall(&lanes_key(session, id)), hgetall(&rules::rules_key(session, id))]);
+    expect_entries(session, id, [(span.clone(), PAGE)]).and(read)?;
     let held: HashSet<LaneId> =
         lanes(session, id)?.iter().filter(|lane| lane.is_held(now)).map(|lane| lane.lane).collect();
     let mut counts = Counts::default();
     let (mut oldest, mut oldest_dead): (Option<Time>, Option<Time>) = (None, None);
-    let found = entries(session, id, (from.to_vec(), Tuple::new().end()), PAGE)?;
+    let found = entries(session, id, span, PAGE)?;
     for entry in &found {
         let state = State::from_i16(entry.state as i16).unwrap_or(State::Dead);
         let ordered = entry.lane != LaneId::UNORDERED;
