@@ -159,11 +159,11 @@ fn settle_one(
             }
         }
         Some(Next::Again { due_at, attempts, error }) => {
-            // In a line of all events a later failure does not come again before an earlier one.
+            // A line of all events stands still until the last failure is due. Then all that failed comes again where it was in
+            // the line: one that waits is found by its time, and would come after others that failed later.
             let is_line = view.lane.lane == LaneId::WHOLE;
-            let due_at = if is_line { due_at.max(view.lane.halted_until) } else { due_at };
-            let waiting = again(&part, event, due_at, attempts, error);
-            join(&mut changes.insert, Slice { state: State::Waiting, ..waiting });
+            let state = if is_line { State::Ready } else { State::Waiting };
+            join(&mut changes.insert, Slice { state, ..again(&part, event, due_at, attempts, error) });
             changes.wake |= due_at <= now;
             if policy.halts() {
                 view.lane.halted_until = view.lane.halted_until.max(due_at);

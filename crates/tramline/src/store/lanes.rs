@@ -59,14 +59,6 @@ pub(crate) fn choose_suspects(
     Some(std::mem::take(chosen.1))
 }
 
-/// In a line of all events nothing parks what comes behind an event that waits: where not all of those were read that do, nothing
-/// else may be taken. They were read up to `most` of them.
-pub(crate) fn leave_what_is_behind(work: &mut BTreeMap<LaneId, Work>, most: usize) {
-    if let Some(line) = work.get_mut(&LaneId::WHOLE).filter(|line| line.waiting.len() >= most) {
-        line.ready.clear();
-    }
-}
-
 /// Keeps the ready slices up to the chunk at which all lanes together hold what is wanted. So lanes are served in step,
 /// oldest chunk first: a claim reads few chunks, and no lane falls behind.
 pub(crate) fn cut(work: &mut BTreeMap<LaneId, Work>, wanted: u32) {

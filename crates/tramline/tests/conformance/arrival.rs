@@ -10,6 +10,8 @@ conformance![
     of_a_batch_only_what_failed_comes_again,
     failures_with_different_delays_come_again_in_order,
     many_failures_come_again_before_what_is_behind_them,
+    what_fails_again_keeps_its_place,
+    what_is_given_back_keeps_its_place_among_failures,
     an_event_that_is_out_of_attempts_stops_nobody,
     an_expired_lease_is_no_crash,
     a_batch_that_is_given_back_comes_again_whole,
@@ -123,17 +125,41 @@ async fn many_failures_come_again_before_what_is_behind_them(bed: Bed) {
     for _ in 0..450 {
         emitted.push(bed.emit(plain_event()).await);
     }
-    let mut first = Vec::new();
-    let claimed = queue.claim(400).await;
-    queue.settle(&claimed, Outcome::retry("no")).await;
+    queue.settle(&queue.claim(400).await, Outcome::retry("no")).await;
     bed.pass(seconds(3_600));
-    while first.len() < 450 {
-        let claimed = queue.claim(400).await;
+    assert_eq!(come(&bed, &queue, emitted.len()).await, emitted);
+}
+
+/// Who failed twice waited for longer than those behind it that had failed once, and came after them.
+async fn what_fails_again_keeps_its_place(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders"; 150]).await;
+    queue.settle(&queue.claim(100).await, Outcome::retry("no")).await;
+    bed.pass(seconds(3_600));
+    queue.settle(&queue.claim(10).await, Outcome::retry("again")).await;
+    bed.pass(seconds(3_600));
+    assert_eq!(come(&bed, &queue, emitted.len()).await, emitted);
+}
+
+async fn what_is_given_back_keeps_its_place_among_failures(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders"; 150]).await;
+    queue.settle(&queue.claim(150).await, Outcome::retry("no")).await;
+    bed.pass(seconds(3_600));
+    queue.release(&queue.claim(20).await).await;
+    assert_eq!(come(&bed, &queue, emitted.len()).await, emitted);
+}
+
+/// All that comes, in this order.
+async fn come(bed: &Bed, queue: &Queue, count: usize) -> Vec<EventId> {
+    let mut come = Vec::new();
+    while come.len() < count {
+        let claimed = queue.claim(100).await;
         assert!(!claimed.slices.is_empty() || claimed.next_due == bed.now());
-        first.extend(ids(&claimed));
-        queue.done(&claimed).await;
+        come.extend(ids(&claimed));
+        assert!(queue.done(&claimed).await);
     }
-    assert_eq!(first, emitted);
+    come
 }
 
 async fn an_event_that_is_out_of_attempts_stops_nobody(bed: Bed) {

@@ -18,8 +18,7 @@ use crate::plan::lane::{take, take_over, take_suspect};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::lanes::{
-    Work, add, choose_suspects, cut, group, leave_what_is_behind, load_chunks, load_keys, load_marks,
-    load_running, prefer_earlier,
+    Work, add, choose_suspects, cut, group, load_chunks, load_keys, load_marks, load_running, prefer_earlier,
 };
 use crate::store::rows::StepRows;
 use crate::store::verbs::{Claim, Suspects};
@@ -197,7 +196,6 @@ impl Look<'_> {
             }
             raw.suspects_wait |= work.values().any(|work| !work.suspects.is_empty());
             work.retain(|_, work| work.suspects.is_empty());
-            leave_what_is_behind(&mut work, TROUBLED);
             cut(&mut work, taker.events);
             let more = work.values().map(|work| work.waiting.len()).sum::<usize>() >= TROUBLED;
             let free: Vec<Slice> =

@@ -182,12 +182,12 @@ fn gathered_sql(gather: &Gather, ordered: bool) -> String {
     )
 }
 
-/// When the first of what waits is due, if the statement before this one found nothing.
+/// When the first of what waits is due, or the first lane that is halted goes on, if the statement before this one found nothing.
 fn next_due_sql(SubscriptionId(id): SubscriptionId, ordered: bool) -> String {
     let due = if ordered {
         format!(
-            "SELECT MIN(GREATEST(l.halted_until, (SELECT MIN(s.pos) FROM {SLICES} WHERE s.subscription = {id} \
-             AND s.state = 3 AND s.lane = l.lane AND s.`rank` = 0))) FROM tramline_lane l \
+            "SELECT MIN(IF(l.halted_until > @tramline_now, l.halted_until, (SELECT MIN(s.pos) FROM {SLICES} \
+             WHERE s.subscription = {id} AND s.state = 3 AND s.lane = l.lane AND s.`rank` = 0))) FROM tramline_lane l \
              WHERE l.subscription = {id} AND l.owner = 0"
         )
     } else {

@@ -16,8 +16,7 @@ use crate::plan::lane::{take, take_over, take_suspect};
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::lanes::{
-    Work, add, choose_suspects, cut, group, leave_what_is_behind, load_chunks, load_keys, load_marks,
-    load_running, prefer_earlier,
+    Work, add, choose_suspects, cut, group, load_chunks, load_keys, load_marks, load_running, prefer_earlier,
 };
 use crate::store::rows::StepRows;
 use crate::store::verbs::{Claim, Suspects};
@@ -260,7 +259,6 @@ async fn take_from(
         }
         raw.suspects_wait |= work.values().any(|work| !work.suspects.is_empty());
         work.retain(|_, work| work.suspects.is_empty());
-        leave_what_is_behind(&mut work, WAITING as usize);
         cut(&mut work, taker.events);
         let more = work.values().any(|work| work.waiting.len() >= WAITING as usize);
         let free: Vec<Slice> =

@@ -146,13 +146,13 @@ pub(super) async fn gather(session: &mut Session<'_>, gather: &Gather) -> Result
     Ok(gathered)
 }
 
-/// When the first of what waits is due.
+/// When the first of what waits is due, or the first lane that is halted goes on.
 async fn next_due(session: &mut Session<'_>, id: SubscriptionId, ordered: bool) -> Result<Option<Time>> {
     let sql = if ordered {
         "WITH n AS (SELECT * FROM unnest($2::bigint[]) AS n(lane)), {newest} \
-         SELECT min(greatest(l.halted_until, s.pos)) FROM {lanes} \
-         CROSS JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
-            AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) s \
+         SELECT min(CASE WHEN l.halted_until > $3 THEN l.halted_until ELSE s.pos END) FROM {lanes} \
+         LEFT JOIN LATERAL (SELECT s.pos FROM tramline_slice s WHERE s.subscription = $1 AND s.state = 3 \
+            AND s.lane = l.lane AND s.rank = 0 ORDER BY s.pos LIMIT 1) s ON true \
          WHERE l.owner = 0"
     } else {
         "SELECT min(s.pos) FROM generate_series(0, 9) r \
@@ -160,7 +160,7 @@ async fn next_due(session: &mut Session<'_>, id: SubscriptionId, ordered: bool) 
             AND s.rank = r ORDER BY s.pos LIMIT 1) s"
     };
     let query = session.query(sql).bind(id.0);
-    let query = if ordered { query.bind(lanes(session, id)?) } else { query };
+    let query = if ordered { query.bind(lanes(session, id)?).bind(session.now.0) } else { query };
     let next: Option<i64> = query.fetch_one(&mut *session.conn).await?.try_get(0)?;
     Ok(next.map(Time))
 }

@@ -176,10 +176,6 @@ fn take_from(
         let waiting = waiting(session, id, lane, most)?;
         if most > 0 && waiting.len() == most {
             raw.next_due = Some(session.now);
-            // In a line of all events nothing parks what comes behind them.
-            if lane == LaneId::WHOLE {
-                ready.clear();
-            }
         }
         let (more, looked) = (!ready.is_empty(), ready.len());
         // Where no key is parked and nothing has to wait, keys do not matter: reading them is left to the claimer.

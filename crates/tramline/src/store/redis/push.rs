@@ -174,7 +174,7 @@ fn gather_lanes(session: &Session<'_>, gather: &Gather, gathered: &mut Gathered)
     Ok(())
 }
 
-/// When the first of what waits is due.
+/// When the first of what waits is due, or the first lane that is halted goes on.
 fn next_due(session: &Session<'_>, subscription: &Subscription) -> Result<Option<Time>> {
     let id = subscription.id;
     let mut next: Option<i64> = None;
@@ -182,9 +182,13 @@ fn next_due(session: &Session<'_>, subscription: &Subscription) -> Result<Option
     if subscription.policy.is_ordered() {
         let lanes = lanes(session, id)?;
         session.for_each(lanes.iter().filter(|lane| lane.owner.is_none()), |lane| {
+            if lane.halted_until > session.now {
+                sooner(lane.halted_until.0);
+                return Ok(());
+            }
             let waiting = Tuple::new().with(&[State::Waiting as i64, lane.lane.0, 0]).all();
             if let Some(first) = entries(session, id, waiting, 1)?.first() {
-                sooner(first.pos.max(lane.halted_until.0));
+                sooner(first.pos);
             }
             Ok(())
         })?;

@@ -11,7 +11,7 @@ use crate::store::verbs::{
     ATTEMPTS_KEPT, Gather, Gathered, ListAttempts, NumberedAttempt, PushEntry, RecordPush, Recorded,
     SteerPush,
 };
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, params, params_from_iter};
 
 pub(super) fn record(session: &Session<'_>, record: &RecordPush) -> Result<Recorded> {
     let (conn, id) = (session.conn, record.subscription.0);
@@ -121,17 +121,20 @@ pub(super) fn gather(session: &Session<'_>, gather: &Gather) -> Result<Gathered>
     Ok(gathered)
 }
 
-/// When the first of what waits is due.
+/// When the first of what waits is due, or the first lane that is halted goes on.
 fn next_due(session: &Session<'_>, subscription: &Subscription) -> Result<Option<Time>> {
-    let sql = if subscription.policy.is_ordered() {
-        "SELECT min(max(l.halted_until, (SELECT min(s.pos) FROM tramline_slice s WHERE s.subscription = ?1 AND s.state = 3 \
-         AND s.lane = l.lane AND s.rank = 0))) FROM tramline_lane l WHERE l.subscription = ?1 AND l.owner = 0"
+    let ordered = subscription.policy.is_ordered();
+    let sql = if ordered {
+        "SELECT min(CASE WHEN l.halted_until > ?2 THEN l.halted_until ELSE (SELECT min(s.pos) FROM tramline_slice s \
+            WHERE s.subscription = ?1 AND s.state = 3 AND s.lane = l.lane AND s.rank = 0) END) \
+         FROM tramline_lane l WHERE l.subscription = ?1 AND l.owner = 0"
     } else {
         "SELECT min(pos) FROM tramline_slice WHERE subscription = ?1 AND state = 0 AND lane = 0 \
          AND rank IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)"
     };
+    let named = [subscription.id.0, session.now.0].into_iter().take(if ordered { 2 } else { 1 });
     let next: Option<i64> =
-        session.conn.prepare_cached(sql)?.query_row([subscription.id.0], |row| row.get(0))?;
+        session.conn.prepare_cached(sql)?.query_row(params_from_iter(named), |row| row.get(0))?;
     Ok(next.map(Time))
 }
 
