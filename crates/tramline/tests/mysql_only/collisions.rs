@@ -152,3 +152,29 @@ async fn an_emit_that_meets_a_changed_row_is_stored_once() {
     }
     panic!("no row had changed: {:?}", tracked.retried());
 }
+
+/// The same servers undo the whole transaction when a statement looks at a row, waits for it and finds it changed. A transaction of the
+/// caller cannot be repeated: its handler would have failed because its lease was being extended.
+#[tokio::test]
+async fn a_settlement_in_the_callers_transaction_bears_an_extension_beside_it() {
+    let server = OwnServer::start();
+    let mut root = MySqlConnection::connect(&server.url("root", "mysql")).await.unwrap();
+    run(&mut root, "SET GLOBAL innodb_snapshot_isolation = ON; CREATE DATABASE d").await;
+    let url = server.url("root", "d");
+    let store = Private { store: Arc::new(open(&url).await.unwrap()), url };
+    let queue = store.subscribe("q", Ordering::None).await;
+    store.emit(event("k")).await.unwrap();
+    let claimed = store.claim(queue.id, 1).await;
+    let mut other = MySqlConnection::connect(&store.url).await.unwrap();
+    run(&mut other, "START TRANSACTION; UPDATE tramline_slice SET due_at = due_at + 1000 WHERE state = 1")
+        .await;
+    let mut tx = store.store.pool().begin().await.unwrap();
+    let settle = done(queue.id, &claimed);
+    let (settled, ()) = tokio::join!(store.store.settle_in(&mut tx, settle), async {
+        somebody_waits(&store).await;
+        run(&mut other, "COMMIT").await;
+    });
+    assert_eq!(settled.unwrap().accepted, [[true]]);
+    tx.commit().await.unwrap();
+    store.store.close().await;
+}

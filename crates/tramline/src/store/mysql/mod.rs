@@ -236,7 +236,12 @@ impl MysqlStore {
     pub async fn settle_in(&self, tx: &mut MySqlConnection, settle: Settle) -> Result<Settled> {
         self.check_isolation(tx).await?;
         let begin = Begin { bare: true, ..Begin::writing(settle.now, settle.subscription) };
-        let asked = settle::Asked::by(&settle);
+        let mut sets: Vec<Rows> = Vec::new();
+        let look = settle::look_sql(&settle);
+        if !look.is_empty() {
+            answered(self.common.answer, exchange(tx, look.join(";"), &mut sets)).await?;
+        }
+        let asked = settle::Asked::knowing(&settle, &settle::held(&settle, &sets)?);
         let mut session = self.asking(tx, &begin, asked.statements()).await?;
         let settled = settle::settle(&mut session, &settle, &asked).await?;
         session.commit(Vec::new()).await?;

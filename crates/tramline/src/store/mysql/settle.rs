@@ -34,10 +34,19 @@ pub(super) struct Asked {
 
 impl Asked {
     pub(super) fn by(settle: &Settle) -> Asked {
+        Asked::locking(settle, lock_slices_sql(settle.subscription, unordered(settle)))
+    }
+
+    /// The same in a transaction of the caller, which cannot be repeated; `held` are the leases without order that hold. Newer servers of
+    /// MariaDB refuse a statement that looks at a row and then locks it, if the row has changed in between, and undo the transaction.
+    pub(super) fn knowing(settle: &Settle, held: &[Lease]) -> Asked {
+        Asked::locking(settle, named_sql(settle.subscription, held.iter(), " FOR UPDATE"))
+    }
+
+    fn locking(settle: &Settle, slices: Vec<String>) -> Asked {
         let id = settle.subscription;
-        let (ordered, plain): (Vec<&Lease>, Vec<&Lease>) =
-            settle.results.iter().map(|result| &result.lease).partition(|lease| lease.is_ordered());
-        let slices = lock_slices_sql(id, plain.into_iter());
+        let ordered: Vec<&Lease> =
+            settle.results.iter().map(|result| &result.lease).filter(|lease| lease.is_ordered()).collect();
         let mut lanes = Vec::new();
         if !ordered.is_empty() {
             // What the leases name is read behind the locks: mostly it is all that matters.
@@ -54,6 +63,23 @@ impl Asked {
     pub(super) fn statements(&self) -> Vec<String> {
         self.slices.iter().chain(&self.lanes).chain(&self.taken).cloned().collect()
     }
+}
+
+fn unordered(settle: &Settle) -> impl Iterator<Item = &Lease> {
+    settle.results.iter().map(|result| &result.lease).filter(|lease| !lease.is_ordered())
+}
+
+/// What tells which leases without order hold. Nothing is locked by it.
+pub(super) fn look_sql(settle: &Settle) -> Vec<String> {
+    named_sql(settle.subscription, unordered(settle), "")
+}
+
+/// The leases without order that hold, by what [`look_sql`] gave.
+pub(super) fn held(settle: &Settle, sets: &[Rows]) -> Result<Vec<Lease>> {
+    let rows = by_number(sets.iter())?;
+    let holds =
+        |lease: &&Lease| rows.get(&(lease.chunk, lease.slice)).is_some_and(|slice| slice.is_under(lease));
+    Ok(unordered(settle).filter(holds).copied().collect())
 }
 
 /// All that is taken in lanes, and the keys of its chunks: a failure may concern it.
