@@ -102,6 +102,16 @@ impl Server {
         calls.map_or(0, |calls| calls.parse().unwrap())
     }
 
+    /// How often the server has answered with an error so far.
+    pub(crate) async fn errors(&self, code: &str) -> u64 {
+        let redis::Value::BulkString(text) = self.command(&["INFO", "errorstats"]).await else {
+            panic!("the server does not say what it refused")
+        };
+        let (text, name) = (String::from_utf8(text).unwrap(), format!("errorstat_{code}:count="));
+        let count = text.lines().find_map(|line| line.strip_prefix(&name));
+        count.map_or(0, |count| count.trim().parse().unwrap())
+    }
+
     /// A figure that the server gives of itself.
     pub(crate) async fn figure(&self, section: &str, name: &str) -> u64 {
         let redis::Value::BulkString(text) = self.command(&["INFO", section]).await else {

@@ -19,6 +19,7 @@ mod lanes;
 mod lost_answers;
 mod memory;
 mod opening;
+mod parts;
 mod recount;
 mod server;
 mod stalls;

@@ -3,6 +3,7 @@
 use super::RedisStore;
 use super::catalog::fillings_of;
 use super::order::{load_keys, load_marks};
+use super::parts::{MOST, Patience, parts};
 use super::rows::{
     apply, dead_index, dead_slices, died_index, expect_slices, is_logged, metas, one_chunk, one_lane, parked,
     parked_index, slices_at, slices_of_chunk, write_lane,
@@ -24,7 +25,7 @@ use crate::plan::mend::{
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
 use crate::store::letters::{Chosen, whole_chunks};
-use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revive, Revived, Which};
+use crate::store::verbs::{Adopt, Cancel, ReleaseParked, Resend, Revival, Revive, Revived, Which};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,20 +34,40 @@ const REVIVE_STEP: usize = 100;
 
 pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<Revived> {
     session.catalog().require_subscription(revive.subscription)?;
-    let (found, chosen, next) = chosen(session, revive)?;
+    let (mut found, chosen, next) = chosen(session, revive)?;
+    let next = leave_too_many(&mut found, &revive.how).or(next);
     let mut revived = Revived { count: 0, next, now: session.now };
     let mut how = revive.how;
-    for slice in found {
+    session.for_each(found, |slice| {
         let mask = chosen.of(&slice);
         if mask.is_empty() {
-            continue;
+            return Ok(());
         }
         revived.count += u64::from(mask.count());
         change(session, &slice, |view, changes| {
             plan_revive(&slice, mask, &mut how, session.now, view, changes);
-        })?;
-    }
+        })
+        .map(drop)
+    })?;
     Ok(revived)
+}
+
+/// Events that come one after the other have a slice each: a step takes as many as it may write, and says where the next one goes on.
+/// `found` is in the order of chunks, of which none is divided.
+fn leave_too_many(found: &mut Vec<Slice>, how: &Revival) -> Option<EventId> {
+    if !matches!(how, Revival::Stagger(_)) {
+        return None;
+    }
+    let (mut last, mut events) = (found.first()?.chunk, 0);
+    for chunk in found.chunk_by(|a, b| a.chunk == b.chunk) {
+        events += chunk.iter().map(|slice| slice.mask.count() as usize).sum::<usize>();
+        if events > MOST && chunk[0].chunk != found[0].chunk {
+            found.retain(|slice| slice.chunk <= last);
+            return Some(EventId::at(last, Mask::CAPACITY - 1));
+        }
+        last = chunk[0].chunk;
+    }
+    None
 }
 
 /// The dead and held slices of a step, what is meant of them, and where the next step goes on.
@@ -110,9 +131,13 @@ pub(super) fn expire_dead(session: &Session<'_>, subscription: &Subscription, li
         columns.number();
         (ChunkId(columns.number()), SliceId(columns.number()))
     };
-    for slice in dead_slices(session, &members.iter().map(place).collect::<Vec<_>>())? {
-        change(session, &slice, |view, changes| remove(&slice, slice.mask, Gone::Expired, view, changes))?;
-    }
+    let dead = dead_slices(session, &members.iter().map(place).collect::<Vec<_>>())?;
+    session.for_each(dead, |slice| {
+        let expire = |view: Option<&mut LaneView>, changes: &mut Changes| {
+            remove(&slice, slice.mask, Gone::Expired, view, changes);
+        };
+        change(session, &slice, expire).map(drop)
+    })?;
     Ok(members.len() >= limit as usize)
 }
 
@@ -159,15 +184,21 @@ pub(super) fn cancel(session: &Session<'_>, cancel: &Cancel) -> Result<Vec<Arc<s
 const RESEND_STEP: usize = 100;
 
 impl RedisStore {
-    /// Resends some at a time. Again is harmless.
+    /// Resends some at a time. What was resent may have run by the time somebody asks again, so that later parts are insisted on.
     pub(super) async fn resend_in_parts(&self, given: &Resend) -> Result<u64> {
         let mut ids = given.ids.clone();
         ids.sort_unstable();
         ids.dedup();
-        let mut count = 0;
+        let (mut count, mut patience) = (0, Patience::default());
         for some in ids.chunks(RESEND_STEP) {
             let step = |session: &Session<'_>| resend(session, given.subscription, some);
-            count += self.write(given.now, step).await?;
+            count += loop {
+                match self.write(given.now, step).await {
+                    Ok(count) => break count,
+                    Err(error) => patience.bear(error).await?,
+                }
+            };
+            patience.begin();
         }
         Ok(count)
     }
@@ -176,49 +207,60 @@ impl RedisStore {
 fn resend(session: &Session<'_>, id: SubscriptionId, ids: &[EventId]) -> Result<u64> {
     let catalog = session.catalog();
     let subscription = catalog.require_subscription(id)?;
-    let ordering = subscription.policy.ordering;
+    let wanted = by_chunk(ids);
+    expect_slices(session, wanted.keys().copied())?;
     let mut count = 0;
-    for (chunk, wanted) in by_chunk(ids) {
-        let Some(row) = one_chunk(session, chunk)? else { continue };
-        let Some(topic) = catalog.topic_by_id(row.topic) else { continue };
-        // It must not go while this step brings it back.
-        if !is_logged(session, topic.id, chunk)? || !subscription.topics.contains(&topic.name) {
-            continue;
-        }
-        // What a back-fill has still to bring comes by itself.
-        if is_to_be_filled(session, id, topic.id, chunk)? {
-            continue;
-        }
-        let known = slices_of_chunk(session, id, chunk)?;
-        let keys = row.keys()?;
-        for index in wanted.iter().filter(|index| (*index as usize) < keys.len()) {
-            let (event, mask) = (EventId::at(chunk, index), Mask::of(index));
-            match find(&known, event) {
-                Some(slice) if matches!(slice.state, State::Dead | State::Held) => {
-                    // Earlier events of this chunk may have changed the row: look again.
-                    let fresh = slices_of_chunk(session, id, chunk)?;
-                    let Some(slice) = find(&fresh, event) else { continue };
-                    change(session, slice, |_, changes| replay(slice, mask, session.now, changes))?;
-                }
-                Some(_) => continue,
-                None => {
-                    let lane = lane::within(ordering, topic, keys[index as usize].as_deref(), 0);
-                    let mut changes = Changes::default();
-                    plan_resend(id, lane, &row, mask, session.now, &mut changes)?;
-                    apply(session, id, &changes)?;
-                }
+    session.for_each(wanted, |(chunk, wanted)| {
+        count += resend_of_chunk(session, subscription, chunk, wanted)?;
+        Ok(())
+    })?;
+    Ok(count)
+}
+
+fn resend_of_chunk(
+    session: &Session<'_>,
+    subscription: &Subscription,
+    chunk: ChunkId,
+    wanted: Mask,
+) -> Result<u64> {
+    let (catalog, id, ordering) = (session.catalog(), subscription.id, subscription.policy.ordering);
+    let Some(row) = one_chunk(session, chunk)? else { return Ok(0) };
+    let Some(topic) = catalog.topic_by_id(row.topic) else { return Ok(0) };
+    // It must not go while this step brings it back.
+    if !is_logged(session, topic.id, chunk)? || !subscription.topics.contains(&topic.name) {
+        return Ok(0);
+    }
+    // What a back-fill has still to bring comes by itself.
+    if is_to_be_filled(session, id, topic.id, chunk)? {
+        return Ok(0);
+    }
+    let known = slices_of_chunk(session, id, chunk)?;
+    let keys = row.keys()?;
+    let mut count = 0;
+    for index in wanted.iter().filter(|index| (*index as usize) < keys.len()) {
+        let (event, mask) = (EventId::at(chunk, index), Mask::of(index));
+        match find(&known, event) {
+            Some(slice) if matches!(slice.state, State::Dead | State::Held) => {
+                // Earlier events of this chunk may have changed the row: look again.
+                let fresh = slices_of_chunk(session, id, chunk)?;
+                let Some(slice) = find(&fresh, event) else { continue };
+                change(session, slice, |_, changes| replay(slice, mask, session.now, changes))?;
             }
-            count += 1;
+            Some(_) => continue,
+            None => {
+                let lane = lane::within(ordering, topic, keys[index as usize].as_deref(), 0);
+                let mut changes = Changes::default();
+                plan_resend(id, lane, &row, mask, session.now, &mut changes)?;
+                apply(session, id, &changes)?;
+            }
         }
+        count += 1;
     }
     Ok(count)
 }
 
 /// How many parked keys one step lets go.
 const KEYS: usize = 100;
-
-/// How many leases one step adopts what it may of.
-const ADOPT_STEP: usize = 50;
 
 impl RedisStore {
     /// Lets parked keys go, those that are named or all, some at a time. Gives how many.
@@ -252,11 +294,11 @@ fn let_go(session: &Session<'_>, id: SubscriptionId, events: Vec<EventId>) -> Re
     session.catalog().require_subscription(id)?;
     let mut count = 0;
     expect_slices(session, events.iter().map(|event| event.chunk()))?;
-    for event in events {
+    session.for_each(events, |event| {
         let slices = slices_of_chunk(session, id, event.chunk())?;
         let Some(slice) = find(&slices, event).filter(|s| matches!(s.state, State::Waiting | State::Held))
         else {
-            continue;
+            return Ok(());
         };
         change(session, slice, |view, changes| {
             hasten(slice, Mask::of(event.index()), session.now, changes);
@@ -265,19 +307,20 @@ fn let_go(session: &Session<'_>, id: SubscriptionId, events: Vec<EventId>) -> Re
             }
         })?;
         count += 1;
-    }
+        Ok(())
+    })?;
     Ok(count)
 }
 
 /// The events that some keys wait for.
 fn named(session: &Session<'_>, id: SubscriptionId, keys: &[(String, String)]) -> Result<Vec<EventId>> {
-    let mut found = Vec::new();
-    for (topic, key) in keys {
-        let catalog = session.catalog();
+    let (catalog, mut found) = (session.catalog(), Vec::new());
+    session.for_each(keys, |(topic, key)| {
         let topic = catalog.require_topic(topic)?;
         let lane = lane::of(topic.id, topic.lanes, key);
         found.extend(parked(session, id, lane, key)?.map(|(event, _)| event));
-    }
+        Ok(())
+    })?;
     Ok(found)
 }
 
@@ -299,8 +342,9 @@ impl RedisStore {
         let mut consumed = given.consumed.clone();
         consumed.sort_by_key(|(_, events)| events.iter().min().copied());
         let mut adopted = Vec::new();
-        for some in consumed.chunks(ADOPT_STEP) {
-            let step = |session: &Session<'_>| adopt(session, given.subscription, some);
+        for some in parts(&consumed, |_| None, |(_, events)| events.len()) {
+            let some: Vec<_> = some.into_iter().map(|at| consumed[at].clone()).collect();
+            let step = |session: &Session<'_>| adopt(session, given.subscription, &some);
             adopted.extend(self.write(given.now, step).await?);
         }
         Ok(adopted)
@@ -315,26 +359,26 @@ fn adopt(
     session.catalog().require_subscription(id)?;
     expect_slices(session, consumed.iter().map(|(lease, _)| lease.chunk))?;
     let mut adopted = Vec::new();
-    for (lease, events) in consumed {
-        for event in events {
-            let slices = slices_of_chunk(session, id, event.chunk())?;
-            let Some(slice) = find(&slices, *event) else { continue };
-            let mine = slice.state == State::Consumed && slice.lease() == *lease;
-            // A sweep may have been faster and called it interrupted; the journal knows that it never started.
-            let interrupted = slice.was_interrupted_under(lease);
-            if !mine && !interrupted {
-                continue;
-            }
-            change(session, slice, |view, changes| {
-                if let (true, Some(view)) = (mine && slice.mask.count() == 1, view) {
-                    view.lane.leased -= 1;
-                    view.let_go();
-                }
-                crate::plan::mend::adopt(slice, Mask::of(event.index()), session.now, changes);
-            })?;
-            adopted.push(*event);
+    let events = consumed.iter().flat_map(|(lease, events)| events.iter().map(move |event| (lease, *event)));
+    session.for_each(events, |(lease, event)| {
+        let slices = slices_of_chunk(session, id, event.chunk())?;
+        let Some(slice) = find(&slices, event) else { return Ok(()) };
+        let mine = slice.state == State::Consumed && slice.lease() == *lease;
+        // A sweep may have been faster and called it interrupted; the journal knows that it never started.
+        let interrupted = slice.was_interrupted_under(lease);
+        if !mine && !interrupted {
+            return Ok(());
         }
-    }
+        change(session, slice, |view, changes| {
+            if let (true, Some(view)) = (mine && slice.mask.count() == 1, view) {
+                view.lane.leased -= 1;
+                view.let_go();
+            }
+            crate::plan::mend::adopt(slice, Mask::of(event.index()), session.now, changes);
+        })?;
+        adopted.push(event);
+        Ok(())
+    })?;
     Ok(adopted)
 }
 

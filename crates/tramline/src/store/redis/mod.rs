@@ -21,6 +21,7 @@
 //! - `session`, `rows`, `tuple`, `pack`: what a step has read and writes, and how
 //! - `emit`, `claim`, `order` (`work`, `lapsed`, `unpark`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
+//! - `parts`: what is too much for one script
 //! - `limit`, `unique`, `compact`, `rules`, `failures`: what is allowed, what is there already, what gives way, what is stopped, what went wrong
 //! - `renumber`: numbers after a loss
 //! - `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `remote`, `catalog`, `token`, `examine`: everything else
@@ -44,6 +45,7 @@ mod opening;
 mod options;
 mod order;
 mod pack;
+mod parts;
 mod push;
 mod remote;
 mod renumber;

@@ -235,21 +235,28 @@ fn acts(session: &Session<'_>, id: SubscriptionId, limit: u32) -> Result<Vec<(i6
     members.iter().map(entry).collect()
 }
 
-/// Forgets what was written down before the last `kept` entries of all subscriptions.
-pub(super) fn expire_audit(session: &Session<'_>, subscriptions: &[SubscriptionId], kept: i64) -> Result<()> {
+/// Forgets what was written down before the last `kept` entries of all subscriptions. True if there may be more.
+pub(super) fn expire_audit(
+    session: &Session<'_>,
+    subscriptions: &[SubscriptionId],
+    kept: i64,
+) -> Result<bool> {
     let before = session.draw("audit", 0)? - kept;
     if before <= 0 {
-        return Ok(());
+        return Ok(false);
     }
     let range = || (Tuple::new().bytes(), Tuple::new().with(&[before]).bytes());
     let ranges = |id: &SubscriptionId| session.expect_ranges(&audit_key(session, *id), [(range(), PAGE)]);
     session.for_each(subscriptions, ranges)?;
+    let mut more = false;
     for id in subscriptions {
         let index = audit_key(session, *id);
         let range = range();
-        for member in session.range(&index, range, PAGE)? {
+        let old = session.range(&index, range, PAGE)?;
+        more |= old.len() == PAGE;
+        for member in old {
             session.withdraw(index.clone(), member);
         }
     }
-    Ok(())
+    Ok(more)
 }

@@ -2,12 +2,14 @@
 
 use super::RedisStore;
 use super::order::{leased, load_keys, load_marks};
+use super::parts::{Patience, lane_of, parts};
 use super::rows::{apply, delete_slice, lanes_key, one_lane, one_slice, slices_key, write_lane, write_slice};
 use super::session::{Session, hget};
-use crate::error::{Kind, Result};
+use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SliceId, SubscriptionId};
 use crate::model::lane::Lane;
 use crate::model::lease::Lease;
+use crate::model::outcome::Outcome;
 use crate::model::slice::Slice;
 use crate::model::subscription::Policy;
 use crate::plan::release::{release as plan_release, release_lane};
@@ -17,32 +19,35 @@ use crate::store::claimed::RawClaim;
 use crate::store::verbs::{Extend, Extended, Release, Settle, SettleSlice, Settled};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many slices one step settles, about: a script has to end soon.
-const MOST: usize = 200;
-/// How often a part of a settlement is tried: each time waits for the server for some seconds.
-const TRIES: u32 = 3;
-
 impl RedisStore {
     /// Settles in several steps if it is much: slices have nothing to do with each other, unless they are of one lane.
     pub(super) async fn settle_in_parts(&self, given: &Settle) -> Result<Settled> {
         let results = &given.results;
-        if results.len() <= MOST {
+        let lane = |result: &SettleSlice| lane_of(&result.lease);
+        let parts = parts(results, lane, weight);
+        if parts.len() <= 1 {
             return self.settle_some(given).await;
         }
-        let lane = |result: &SettleSlice| lane_of(&result.lease);
         if results.iter().any(|result| lane(result).is_some() && !result.is_all_done()) {
             // What is refused is refused as a whole, so that has to be known before the first part is written.
             self.read(given.now, |session: &Session<'_>| settle(session, given)).await?;
         }
         let mut answer = Settled { accepted: vec![Vec::new(); results.len()], ..Settled::default() };
-        for part in parts(results, lane) {
+        let mut patience = Patience::default();
+        for part in parts {
             let some = Settle {
                 results: part.iter().map(|at| results[*at].clone()).collect(),
                 subscription: given.subscription,
                 worker: given.worker.clone(),
                 now: given.now,
             };
-            let settled = self.settle_surely(&some).await?;
+            let settled = loop {
+                match self.settle_some(&some).await {
+                    Ok(settled) => break settled,
+                    Err(error) => patience.bear(error).await?,
+                }
+            };
+            patience.begin();
             for (at, accepted) in part.into_iter().zip(settled.accepted) {
                 answer.accepted[at] = accepted;
             }
@@ -51,17 +56,6 @@ impl RedisStore {
             answer.news.extend(settled.news);
         }
         Ok(answer)
-    }
-
-    /// One of several parts. Whoever were told that it failed would settle all of them again, and what is settled would look lost.
-    async fn settle_surely(&self, given: &Settle) -> Result<Settled> {
-        let mut tries = 1;
-        loop {
-            match self.settle_some(given).await {
-                Err(error) if error.kind() == Kind::Unavailable && tries < TRIES => tries += 1,
-                settled => return settled,
-            }
-        }
     }
 
     async fn settle_some(&self, given: &Settle) -> Result<Settled> {
@@ -76,7 +70,7 @@ impl RedisStore {
     /// Makes leases last longer, some at a time.
     pub(super) async fn extend_in_parts(&self, given: &Extend) -> Result<Vec<Extended>> {
         let mut answers = vec![Extended::Lost; given.leases.len()];
-        for part in parts(&given.leases, lane_of) {
+        for part in parts(&given.leases, lane_of, |_| 1) {
             let leases: Vec<Lease> = part.iter().map(|at| given.leases[*at]).collect();
             let step = |session: &Session<'_>| extend(session, given, &leases);
             let extended = self.write(given.now, step).await?;
@@ -88,7 +82,7 @@ impl RedisStore {
     /// Gives back, some at a time. Gives how many leases it was.
     pub(super) async fn release_in_parts(&self, given: &Release) -> Result<u64> {
         let mut count = 0;
-        for part in parts(&given.leases, lane_of) {
+        for part in parts(&given.leases, lane_of, |_| 1) {
             let leases: Vec<Lease> = part.into_iter().map(|at| given.leases[at]).collect();
             let step = |session: &Session<'_>| release(session, given.subscription, &leases);
             count += self.write(given.now, step).await?;
@@ -97,23 +91,9 @@ impl RedisStore {
     }
 }
 
-fn lane_of(lease: &Lease) -> Option<LaneId> {
-    lease.is_ordered().then_some(lease.lane)
-}
-
-/// Which of many go together: all of a lane, and not many more than one step takes.
-fn parts<T>(all: &[T], lane: impl Fn(&T) -> Option<LaneId>) -> Vec<Vec<usize>> {
-    let lane = |at: &usize| lane(&all[*at]);
-    let mut order: Vec<usize> = (0..all.len()).collect();
-    order.sort_by_key(lane);
-    let mut parts: Vec<Vec<usize>> = Vec::new();
-    for together in order.chunk_by(|a, b| lane(a).is_some() && lane(a) == lane(b)) {
-        match parts.last_mut().filter(|part| part.len() + together.len() <= MOST) {
-            Some(part) => part.extend(together),
-            None => parts.push(together.to_vec()),
-        }
-    }
-    parts
+/// How many slices follow from one: failures have times and errors of their own.
+fn weight(result: &SettleSlice) -> usize {
+    1 + result.outcomes.iter().filter(|(_, outcome)| *outcome != Outcome::Done).count()
 }
 
 pub(super) fn settle(session: &Session<'_>, settle: &Settle) -> Result<Settled> {

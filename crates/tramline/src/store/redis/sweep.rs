@@ -177,27 +177,30 @@ impl RedisStore {
         swept.more |= self.retire(now, sweep.limit, &mut swept.chunks).await?;
         swept.more |= self.in_steps(now, sweep.limit, expire_keys).await?;
         swept.more |= self.in_steps(now, sweep.limit, unique::expire).await?;
-        self.expire_entries(now, sweep.limit.min(STEP) as usize).await?;
+        swept.more |= self.expire_entries(now, sweep.limit.min(STEP) as usize).await?;
         Ok(swept)
     }
 
-    /// Rules that have ended, workers that were not seen for long, old records: subscription by subscription, some at a time.
-    async fn expire_entries(&self, now: Option<Time>, limit: usize) -> Result<()> {
+    /// Rules that have ended, workers that were not seen for long, old records: subscription by subscription, some at a time. True if
+    /// there may be more records.
+    async fn expire_entries(&self, now: Option<Time>, limit: usize) -> Result<bool> {
         let all = self.read(now, |session| Ok(session.catalog().subscriptions().to_vec())).await?;
         let all: Vec<SubscriptionId> = all.iter().map(|one| one.id).chain([rules::PATTERNS]).collect();
+        let mut more = false;
         for some in all.chunks(STEP as usize) {
             let step = |session: &Session<'_>| {
                 rules::expire(session, some)?;
                 remote::expire(session, some, limit)?;
                 rules::expire_audit(session, some, AUDIT_KEPT)
             };
-            self.write(now, step).await?;
+            more |= self.write(now, step).await?;
         }
         let step = |session: &Session<'_>| {
             rules::expire_by_pattern(session)?;
             drops::expire(session, limit)
         };
-        self.write(now, step).await
+        self.write(now, step).await?;
+        Ok(more)
     }
 
     /// At most once: claims that have ended, subscription by subscription.
