@@ -65,7 +65,9 @@ impl Cluster {
             .event_callback(move |event| {
                 match event {
                     Event::Disconnected | Event::Closed => tell.cancel(),
-                    Event::ServerError(ServerError::Other(error)) if !complained.swap(true, Relaxed) => {
+                    Event::ServerError(ServerError::Other(error))
+                        if is_refusal(&error) && !complained.swap(true, Relaxed) =>
+                    {
                         tracing::warn!(
                             error,
                             subject,
@@ -85,6 +87,11 @@ impl Cluster {
         };
         Ok((options.connect(self.servers.clone()).await?, lost))
     }
+}
+
+/// The server calls it a `Permissions Violation for Publish to "subject"`, or for a subscription.
+fn is_refusal(error: &str) -> bool {
+    error.to_ascii_lowercase().contains("permissions violation")
 }
 
 /// The driver gives them as they are written in the URL: `%40` stands for `@`, which cannot be written there.
