@@ -170,7 +170,7 @@ async fn while_redis_is_full_emits_are_refused_and_what_is_there_is_worked_off()
     for number in 0..20 {
         acknowledged.push(emit(&node, number).await.1["events"][0]["id"].clone());
     }
-    redis.hold("1mb");
+    redis.hold("1");
     for number in 100..110 {
         let (status, problem) = emit(&node, number).await;
         assert_eq!(status, 503, "{problem}");

@@ -141,6 +141,27 @@ pub fn adopt(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     changes.insert.push(ready);
 }
 
+/// The dead and held slices among `own`, which are all that a subscription has of a chunk, with what is wanted of each.
+pub(crate) fn buried(own: &[Slice], wanted: Mask) -> impl Iterator<Item = (&Slice, Mask)> {
+    let buried = own.iter().filter(|slice| matches!(slice.state, State::Dead | State::Held));
+    buried.map(move |slice| (slice, slice.mask.and(wanted))).filter(|(_, mask)| !mask.is_empty())
+}
+
+/// What is wanted of a chunk and the subscription has nothing of any more, by lane. `lanes` are those of its events, one after the other.
+pub(crate) fn finished(
+    own: &[Slice],
+    wanted: Mask,
+    lanes: impl Iterator<Item = LaneId>,
+) -> BTreeMap<LaneId, Mask> {
+    let wanted = own.iter().fold(wanted, |wanted, slice| wanted.minus(slice.mask));
+    let mut finished: BTreeMap<LaneId, Mask> = BTreeMap::new();
+    for (lane, index) in lanes.zip(0..).filter(|(_, index)| wanted.contains(*index)) {
+        let mask = finished.entry(lane).or_default();
+        *mask = mask.plus(Mask::of(index));
+    }
+    finished
+}
+
 /// Events of `row` that the subscription had finished with, to be done again.
 pub fn resend(
     subscription: SubscriptionId,

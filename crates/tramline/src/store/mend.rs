@@ -13,7 +13,8 @@ use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
 use crate::plan::mend::{
-    adopt as plan_adopt, by_chunk, find, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+    adopt as plan_adopt, by_chunk, find, finished, hasten, remove, replay, resend as plan_resend,
+    revive as plan_revive,
 };
 use crate::plan::{Changes, LaneView};
 use std::collections::{BTreeMap, BTreeSet};
@@ -189,9 +190,8 @@ pub(crate) async fn resend(session: &mut impl StepRows, resend: &Resend) -> Resu
             continue;
         }
         let Some(places) = places.get(&chunk) else { continue };
-        let own =
-            known.iter().filter(|slice| slice.subscription == resend.subscription && slice.chunk == chunk);
-        let open = own.fold(Mask::EMPTY, |mask, slice| mask.plus(slice.mask));
+        let is_own = |slice: &&Slice| slice.subscription == resend.subscription && slice.chunk == chunk;
+        let own: Vec<Slice> = known.iter().filter(is_own).cloned().collect();
         for slice in bench.slices.iter().filter(|slice| slice.chunk == chunk) {
             let mask = slice.mask.and(wanted);
             if !mask.is_empty() {
@@ -199,13 +199,7 @@ pub(crate) async fn resend(session: &mut impl StepRows, resend: &Resend) -> Resu
                 replay(slice, mask, session.now(), &mut bench.changes);
             }
         }
-        let missing = wanted.minus(open);
-        let mut lanes: BTreeMap<LaneId, Mask> = BTreeMap::new();
-        for (lane, index) in places.iter().filter(|(_, index)| missing.contains(*index)) {
-            let mask = lanes.entry(*lane).or_default();
-            *mask = mask.plus(Mask::of(*index));
-        }
-        for (lane, mask) in lanes {
+        for (lane, mask) in finished(&own, wanted, places.iter().map(|(lane, _)| *lane)) {
             count += u64::from(mask.count());
             plan_resend(resend.subscription, lane, row, mask, session.now(), &mut bench.changes)?;
         }

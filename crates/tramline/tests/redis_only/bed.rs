@@ -102,16 +102,6 @@ impl Server {
         calls.map_or(0, |calls| calls.parse().unwrap())
     }
 
-    /// How often the server has answered with an error so far.
-    pub(crate) async fn errors(&self, code: &str) -> u64 {
-        let redis::Value::BulkString(text) = self.command(&["INFO", "errorstats"]).await else {
-            panic!("the server does not say what it refused")
-        };
-        let (text, name) = (String::from_utf8(text).unwrap(), format!("errorstat_{code}:count="));
-        let count = text.lines().find_map(|line| line.strip_prefix(&name));
-        count.map_or(0, |count| count.trim().parse().unwrap())
-    }
-
     /// A figure that the server gives of itself.
     pub(crate) async fn figure(&self, section: &str, name: &str) -> u64 {
         let redis::Value::BulkString(text) = self.command(&["INFO", section]).await else {
@@ -187,10 +177,14 @@ pub(crate) async fn subscribe_to(
     topic: &str,
     ordering: Ordering,
 ) -> SubscriptionId {
+    put(store, name, topic, Policy { ordering, ..Policy::default() }).await
+}
+
+pub(crate) async fn put(store: &RedisStore, name: &str, topic: &str, policy: Policy) -> SubscriptionId {
     let put = PutSubscription {
         name: name.into(),
         topics: vec![topic.into()],
-        policy: Policy { ordering, ..Policy::default() },
+        policy,
         start: Start::Now,
         expected: Expected::Anything,
         now: None,

@@ -45,13 +45,14 @@ async fn a_settlement_of_which_a_part_is_written_waits_for_a_server_that_refuses
                 let stats = store.stats(id, None).await.unwrap();
                 count - stats.counts.leased
             };
+            let refusals = async || server.figure("stats", "total_error_replies").await;
             let between = async {
                 while waiting().await == 0 && !over.load(SeqCst) {
                     tokio::task::yield_now().await;
                 }
-                let refused = server.errors("NOREPLICAS").await;
+                let refused = refusals().await;
                 server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
-                while server.errors("NOREPLICAS").await == refused && !over.load(SeqCst) {
+                while refusals().await == refused && !over.load(SeqCst) {
                     tokio::task::yield_now().await;
                 }
                 was_between |= !over.load(SeqCst);

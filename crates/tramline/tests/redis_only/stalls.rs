@@ -1,13 +1,14 @@
 //! While a script runs, everybody else waits: none may take long, however much there is.
 
-use crate::bed::{Server, claim, claim_at, claim_by, done, emit, events, subscribe};
+use crate::bed::{Server, claim, claim_at, claim_by, done, emit, events, put, subscribe};
 use redis::Value;
 use std::time::Duration;
 use tramline::Event;
 use tramline::model::id::{Incarnation, SubscriptionId};
 use tramline::model::lease::Lease;
 use tramline::model::outcome::Outcome;
-use tramline::model::subscription::Ordering;
+use tramline::model::retry::Retry;
+use tramline::model::subscription::{Ordering, Policy};
 use tramline::model::tally::{Ack, Ending, Items, NewTally};
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
@@ -191,12 +192,22 @@ async fn awkward(watch: &mut Watch, ordering: Ordering) {
     watch.note("taking it over").await;
 }
 
-/// Everything that one worker may have in hand, each event in a slice of its own, at once.
-async fn in_hand(watch: &mut Watch, ordering: Ordering) {
+/// Everything that one worker may have in hand at once. Each event is in a slice of its own; or many are in one, and what fails gets a
+/// time of its own.
+async fn in_hand(watch: &mut Watch, ordering: Ordering, alone: bool) {
     let store = watch.server.open().await.unwrap();
-    let id = subscribe(&store, ordering).await;
-    emit_singles(&store, MANY as usize, |number| Event::new("t", "x").key(format!("key-{number}"))).await;
-    watch.note("emitting one by one").await;
+    let keyed = |number: usize| Event::new("t", "x").key(format!("key-{number}"));
+    let id = match alone {
+        true => subscribe(&store, ordering).await,
+        false => {
+            let retry = Retry::exponential();
+            put(&store, "q", "t", Policy { ordering, retry, ..Policy::default() }).await
+        }
+    };
+    for some in (0..MANY as usize).collect::<Vec<_>>().chunks(if alone { 1 } else { BATCH }) {
+        emit(&store, some.iter().map(|number| keyed(*number)).collect()).await.unwrap();
+    }
+    watch.note("emitting").await;
     let mut now = store.now().await.unwrap();
     let mut ids = Vec::new();
     for outcome in [None, Some(Outcome::retry("not yet")), Some(Outcome::dead("never"))] {
@@ -246,8 +257,10 @@ async fn in_hand(watch: &mut Watch, ordering: Ordering) {
 #[ignore = "measured on demand, on a machine that does nothing else"]
 async fn what_is_in_hand_takes_the_server_no_longer() {
     for ordering in [Ordering::None, Ordering::Key] {
-        println!("{ordering:?}");
-        never_longer(async |watch: &mut Watch| in_hand(watch, ordering).await).await;
+        for alone in [true, false] {
+            println!("{ordering:?}, each event alone: {alone}");
+            never_longer(async |watch: &mut Watch| in_hand(watch, ordering, alone).await).await;
+        }
     }
 }
 

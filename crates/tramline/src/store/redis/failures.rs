@@ -9,6 +9,7 @@ use crate::model::mask::Mask;
 use crate::model::time::Time;
 use crate::plan::Changes;
 use crate::store::failures::{History, Stored, replaced, worker};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The notes of a chunk, by subscription, slot and number.
 fn notes_key(session: &Session<'_>, chunk: ChunkId) -> Vec<u8> {
@@ -73,12 +74,14 @@ pub(super) fn write(session: &Session<'_>, id: SubscriptionId, changes: &Changes
         return Ok(());
     }
     expect(session, changes.notes.iter().map(|note| note.chunk))?;
-    for ((chunk, slot), mask) in replaced(&changes.notes) {
+    let mut last: BTreeMap<ChunkId, i64> = BTreeMap::new();
+    let replaced = replaced(&changes.notes);
+    for chunk in changes.notes.iter().map(|note| note.chunk).collect::<BTreeSet<_>>() {
         for mut old in notes(session, chunk)? {
-            if old.stored.subscription != id || old.slot != i64::from(slot) {
-                continue;
-            }
-            let left = old.stored.mask.minus(mask);
+            let last = last.entry(chunk).or_default();
+            *last = old.number.max(*last);
+            let slot = replaced.get(&(chunk, old.slot as i16)).filter(|_| old.stored.subscription == id);
+            let left = slot.map_or(old.stored.mask, |mask| old.stored.mask.minus(*mask));
             if left.is_empty() {
                 old.remove(session);
             } else if left != old.stored.mask {
@@ -89,7 +92,8 @@ pub(super) fn write(session: &Session<'_>, id: SubscriptionId, changes: &Changes
     }
     for note in &changes.notes {
         // Numbers have to be new in their chunk only, so that nobody else gets into the way.
-        let last = notes(session, note.chunk)?.into_iter().map(|note| note.number).max();
+        let last = last.entry(note.chunk).or_default();
+        *last += 1;
         let stored = Stored {
             subscription: id,
             chunk: note.chunk,
@@ -99,7 +103,7 @@ pub(super) fn write(session: &Session<'_>, id: SubscriptionId, changes: &Changes
             worker: worker(changes, note),
             text: note.text.clone(),
         };
-        Note { slot: i64::from(note.slot()), number: last.unwrap_or(0) + 1, stored }.write(session);
+        Note { slot: i64::from(note.slot()), number: *last, stored }.write(session);
     }
     Ok(())
 }

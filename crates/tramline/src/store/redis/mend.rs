@@ -20,7 +20,7 @@ use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Subscription;
 use crate::plan::mend::{
-    by_chunk, find, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+    buried, by_chunk, find, finished, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
 };
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
@@ -234,28 +234,18 @@ fn resend_of_chunk(
     if is_to_be_filled(session, id, topic.id, chunk)? {
         return Ok(0);
     }
-    let known = slices_of_chunk(session, id, chunk)?;
-    let keys = row.keys()?;
-    let mut count = 0;
-    for index in wanted.iter().filter(|index| (*index as usize) < keys.len()) {
-        let (event, mask) = (EventId::at(chunk, index), Mask::of(index));
-        match find(&known, event) {
-            Some(slice) if matches!(slice.state, State::Dead | State::Held) => {
-                // Earlier events of this chunk may have changed the row: look again.
-                let fresh = slices_of_chunk(session, id, chunk)?;
-                let Some(slice) = find(&fresh, event) else { continue };
-                change(session, slice, |_, changes| replay(slice, mask, session.now, changes))?;
-            }
-            Some(_) => continue,
-            None => {
-                let lane = lane::within(ordering, topic, keys[index as usize].as_deref(), 0);
-                let mut changes = Changes::default();
-                plan_resend(id, lane, &row, mask, session.now, &mut changes)?;
-                apply(session, id, &changes)?;
-            }
-        }
-        count += 1;
-    }
+    let (own, keys, mut count) = (slices_of_chunk(session, id, chunk)?, row.keys()?, 0);
+    session.for_each(buried(&own, wanted), |(slice, mask)| {
+        count += u64::from(mask.count());
+        change(session, slice, |_, changes| replay(slice, mask, session.now, changes)).map(drop)
+    })?;
+    let lanes = keys.iter().map(|key| lane::within(ordering, topic, key.as_deref(), 0));
+    session.for_each(finished(&own, wanted, lanes), |(lane, mask)| {
+        count += u64::from(mask.count());
+        let mut changes = Changes::default();
+        plan_resend(id, lane, &row, mask, session.now, &mut changes)?;
+        apply(session, id, &changes)
+    })?;
     Ok(count)
 }
 

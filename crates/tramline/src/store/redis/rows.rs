@@ -44,23 +44,18 @@ pub(super) fn apply(session: &Session<'_>, subscription: SubscriptionId, changes
     }));
     session.drop(subscription, &changes.dropped);
     failures::write(session, subscription, changes)?;
-    for (lane, key) in &changes.unpark {
-        unpark::unpark(session, subscription, *lane, key)?;
-    }
-    for park in &changes.park {
+    session.for_each(&changes.unpark, |(lane, key)| unpark::unpark(session, subscription, *lane, key))?;
+    session.for_each(&changes.park, |park| {
         remove_parked(session, subscription, park.lane, &park.key)?;
         let row = Packer::new().number(park.blocked_by.0).number(park.since.0).done();
         session.put(parked_key(session, subscription), mark_field(park.lane, &park.key), row);
         let member = Tuple::new().with(&[park.blocked_by.0, park.lane.0]).text(&park.key).bytes();
         session.enter(parked_index(session, subscription), member);
-    }
+        Ok(())
+    })?;
     change_gaps(session, subscription, changes)?;
-    for (chunk, id) in &changes.delete {
-        delete_slice(session, *chunk, *id)?;
-    }
-    for slice in &changes.update {
-        write_slice(session, slice)?;
-    }
+    session.for_each(&changes.delete, |(chunk, id)| delete_slice(session, *chunk, *id))?;
+    session.for_each(&changes.update, |slice| write_slice(session, slice))?;
     insert(session, &changes.insert)
 }
 

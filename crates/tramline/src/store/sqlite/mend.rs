@@ -12,7 +12,7 @@ use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Subscription;
 use crate::plan::mend::{
-    by_chunk, find, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+    buried, by_chunk, find, finished, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
 };
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
@@ -142,26 +142,17 @@ pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
         if is_to_be_filled(session.conn, resend.subscription, topic.id, chunk)? {
             continue;
         }
-        let known = slices_of_chunk(session.conn, resend.subscription, chunk)?;
-        let keys = row.keys()?;
-        for index in wanted.iter().filter(|index| (*index as usize) < keys.len()) {
-            let (event, mask) = (EventId::at(chunk, index), Mask::of(index));
-            match find(&known, event) {
-                Some(slice) if matches!(slice.state, State::Dead | State::Held) => {
-                    // Earlier events of this chunk may have changed the row: look again.
-                    let fresh = slices_of_chunk(session.conn, resend.subscription, chunk)?;
-                    let Some(slice) = find(&fresh, event) else { continue };
-                    change(session, slice, |_, changes| replay(slice, mask, session.now, changes))?;
-                }
-                Some(_) => continue,
-                None => {
-                    let lane = lane::within(ordering, topic, keys[index as usize].as_deref(), 0);
-                    let mut changes = Changes::default();
-                    plan_resend(resend.subscription, lane, &row, mask, session.now, &mut changes)?;
-                    apply(session, resend.subscription, &changes)?;
-                }
-            }
-            count += 1;
+        let (own, keys) = (slices_of_chunk(session.conn, resend.subscription, chunk)?, row.keys()?);
+        for (slice, mask) in buried(&own, wanted) {
+            count += u64::from(mask.count());
+            change(session, slice, |_, changes| replay(slice, mask, session.now, changes))?;
+        }
+        let lanes = keys.iter().map(|key| lane::within(ordering, topic, key.as_deref(), 0));
+        for (lane, mask) in finished(&own, wanted, lanes) {
+            count += u64::from(mask.count());
+            let mut changes = Changes::default();
+            plan_resend(resend.subscription, lane, &row, mask, session.now, &mut changes)?;
+            apply(session, resend.subscription, &changes)?;
         }
     }
     Ok(count)

@@ -24,13 +24,13 @@ pub(super) fn change_gaps(
         let told = &mut keys.entry((*lane, key)).or_default().1;
         *told = (*told).max(*event);
     }
-    for ((lane, key), (new, told)) in keys {
+    session.for_each(keys, |((lane, key), (new, told))| {
         let mut known: BTreeSet<EventId> = gaps(session, subscription, lane, key)?.into_iter().collect();
         known.extend(new);
         let left: Vec<EventId> = known.into_iter().filter(|gap| *gap > told).collect();
         write_gaps(session, subscription, lane, key, &left);
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Parked keys of a subscription, by lane and key; and by the event that blocks them.
