@@ -2,6 +2,7 @@
 
 use super::row::BoxError;
 use super::target::Target;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tramline::Shutdown;
 
@@ -34,7 +35,17 @@ pub(super) async fn idle_cpu(target: &Target, time: Duration) -> Result<f64, Box
 
 /// User and system time of the process so far, in hundredths of a second.
 pub(super) fn cpu_ticks() -> Result<f64, BoxError> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    ticks_of(Path::new("/proc/self"))
+}
+
+/// Where the kernel tells of the thread that asks.
+pub(super) fn this_thread() -> std::io::Result<PathBuf> {
+    Ok(Path::new("/proc").join(std::fs::read_link("/proc/thread-self")?))
+}
+
+/// User and system time of a process or a thread so far, in hundredths of a second.
+pub(super) fn ticks_of(place: &Path) -> Result<f64, BoxError> {
+    let stat = std::fs::read_to_string(place.join("stat"))?;
     // The name of the program may hold spaces; it ends with the last parenthesis.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let field = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok());

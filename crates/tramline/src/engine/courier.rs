@@ -8,11 +8,17 @@ use crate::store::Store;
 use crate::store::verbs_tally::Deliver;
 use crate::wake::Wake;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 /// How many pieces of news one step delivers.
 const LIMIT: u32 = 100;
 /// How often a step is tried before it is left to the next sweep.
 const TRIES: u32 = 6;
+
+/// How long the last one may take when everything ends.
+const LAST_ERRAND: Duration = Duration::from_secs(2);
 
 /// Delivers in the background, one step at a time.
 #[derive(Debug)]
@@ -21,6 +27,8 @@ pub(crate) struct Courier {
     clock: Clock,
     wake: Arc<dyn Wake>,
     errand: Mutex<Errand>,
+    stop: CancellationToken,
+    errands: TaskTracker,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +41,17 @@ enum Errand {
 
 impl Courier {
     pub(crate) fn new(store: Arc<dyn Store>, clock: Clock, wake: Arc<dyn Wake>) -> Arc<Courier> {
-        Arc::new(Courier { store, clock, wake, errand: Mutex::new(Errand::None) })
+        let (stop, errands) = (CancellationToken::new(), TaskTracker::new());
+        Arc::new(Courier { store, clock, wake, errand: Mutex::new(Errand::None), stop, errands })
+    }
+
+    /// Waits for the errand under way, but not for long. What it leaves undone, the next sweep does, whose ever that is.
+    pub(crate) async fn close(&self) {
+        self.errands.close();
+        if tokio::time::timeout(LAST_ERRAND, self.errands.wait()).await.is_err() {
+            self.stop.cancel();
+            self.errands.wait().await;
+        }
     }
 
     /// Some tallies may have news. Returns at once; what this process cannot deliver, a later sweep does.
@@ -49,7 +67,8 @@ impl Courier {
         let mut errand = self.errand.lock().unwrap_or_else(PoisonError::into_inner);
         if *errand == Errand::None {
             *errand = Errand::Running;
-            tokio::spawn(run(Running(self.clone())));
+            let (errand, stop) = (run(Running(self.clone())), self.stop.clone());
+            self.errands.spawn(async move { stop.run_until_cancelled(errand).await });
         } else {
             *errand = Errand::Again;
         }

@@ -217,6 +217,7 @@ impl Tramline {
         self.inner.buffer.close().await;
         self.inner.emitter.close();
         self.inner.tallies.close();
+        self.inner.courier.close().await;
         self.inner.store.close().await;
     }
 
