@@ -243,7 +243,7 @@ async fn whatever_happens_to_hints_over_redis_changes_only_when_work_starts() {
 #[tokio::test]
 async fn whatever_happens_to_hints_over_nats_changes_only_when_work_starts() {
     let nats = server("TRAMLINE_TEST_NATS");
-    for place in [Place::Redis, Place::Mysql] {
+    for place in [Place::Redis, Place::Mysql, Place::SqliteFile] {
         whatever_happens_between(place, async |trouble: Trouble| {
             let (client, channels) = (async_nats::connect(&nats).await.unwrap(), channels());
             let hears = client.subscribe(channels[0].clone()).await.unwrap();

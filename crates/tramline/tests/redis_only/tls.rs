@@ -2,6 +2,7 @@
 
 use crate::bed::{Server, claim, emit, events, free_port, subscribe};
 use std::process::Command;
+use std::time::{Duration, Instant};
 use tramline::error::Kind;
 use tramline::model::subscription::Ordering;
 use tramline::store::redis::RedisStore;
@@ -12,27 +13,52 @@ fn file(name: &str) -> String {
     format!("{}/tests/push/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A server with a certificate that it has signed itself, and its URL.
-fn server() -> (Server, String) {
+/// A server with a certificate that it has signed itself, and where it is.
+fn server(more: &[&str]) -> (Server, String) {
     let port = free_port().to_string();
     let (cert, key) = (file("cert.pem"), file("key.pem"));
     let files = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &cert];
-    let settings = [&["--tls-port", &port, "--tls-auth-clients", "no"][..], &files[..]].concat();
-    (Server::start_with(&settings), format!("rediss://127.0.0.1:{port}"))
+    let settings = [&["--tls-port", &port, "--tls-auth-clients", "no"][..], &files[..], more].concat();
+    (Server::start_with(&settings), format!("127.0.0.1:{port}"))
+}
+
+/// The same as a Cluster of one node, in which it names itself by the port for TLS.
+async fn cluster() -> (Server, String) {
+    let bus = free_port().to_string();
+    let (server, place) =
+        server(&["--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-port", &bus]);
+    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
+    let start = Instant::now();
+    let info = async || format!("{:?}", server.command(&["CLUSTER", "INFO"]).await);
+    while !info().await.contains("cluster_state:ok") {
+        assert!(start.elapsed() < Duration::from_secs(20), "the Cluster never came up");
+        tokio::task::yield_now().await;
+    }
+    (server, place)
 }
 
 /// Nobody had said which cryptography to use, and the first connection was a panic.
 #[tokio::test]
 async fn a_certificate_that_nobody_vouches_for_is_refused() {
-    let (_server, url) = server();
-    let error = RedisStore::open(url.parse().unwrap()).await.unwrap_err();
+    let (_server, place) = server(&[]);
+    let error = RedisStore::open(format!("rediss://{place}").parse().unwrap()).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
 }
 
-/// Which certificates a process trusts is set for all of it, so this takes one of its own.
 #[test]
 fn a_server_with_a_trusted_certificate_is_used() {
-    let (_server, url) = server();
+    let (_server, place) = server(&[]);
+    is_used(&format!("rediss://{place}"));
+}
+
+#[tokio::test]
+async fn a_cluster_with_a_trusted_certificate_is_used() {
+    let (_server, place) = cluster().await;
+    is_used(&format!("rediss+cluster://{place}"));
+}
+
+/// Which certificates a process trusts is set for all of it, so this takes one of its own.
+fn is_used(url: &str) {
     let used = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "tls::used_by_a_process_that_trusts_it"])
         .env("SSL_CERT_FILE", file("cert.pem"))
@@ -44,7 +70,7 @@ fn a_server_with_a_trusted_certificate_is_used() {
 }
 
 #[tokio::test]
-#[ignore = "run by the test above"]
+#[ignore = "run by the tests above"]
 async fn used_by_a_process_that_trusts_it() {
     // Somebody who runs all that is ignored has no such server.
     let Ok(url) = std::env::var(URL) else { return };
