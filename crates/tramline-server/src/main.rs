@@ -79,11 +79,13 @@ async fn run(command: Command) -> Result<ExitCode, bench::BoxError> {
         }
         return served.map(|()| ExitCode::SUCCESS);
     }
-    let tracing = match &command {
-        Command::Bench(args) => Tracing::start(args.otlp_endpoint.as_deref(), args.otlp_sample)?,
-        _ => None,
+    let (level, tracing) = match &command {
+        Command::Bench(args) => {
+            (bench::LOG_LEVEL, Tracing::start(args.otlp_endpoint.as_deref(), args.otlp_sample)?)
+        }
+        _ => ("warn", None),
     };
-    logs::start("warn", LogFormat::Text, &queries, tracing.as_ref());
+    logs::start(level, LogFormat::Text, &queries, tracing.as_ref());
     match command {
         Command::Serve(_) => {}
         Command::Config(args) => {

@@ -47,6 +47,9 @@ pub(crate) const EXAMPLES: &str = "Examples:
   tramline bench --store postgres://tramline@db/app --json figures.json
   tramline bench --store redis://host --quick --only emit,drain";
 
+/// What is logged. A store is opened a hundred times: what it doubts of its server each time is for the doctor.
+pub(crate) const LOG_LEVEL: &str = "warn,tramline::store::redis::opening=error,tramline::store::mysql=error";
+
 /// What the command takes.
 #[derive(clap::Args)]
 pub(crate) struct Args {
