@@ -41,6 +41,14 @@ impl Shed {
         matches!(self.surplus, Surplus::Work { include_pull: true })
     }
 
+    /// What is still to go after rows of these weights; `None` if that was all.
+    pub(crate) fn rest(mut self, gone: Vec<i64>) -> Option<Shed> {
+        self.limit = self.limit.saturating_sub(gone.len() as u32);
+        let weight: i64 = gone.iter().map(|weight| weight + ROW).sum();
+        self.bytes = self.bytes.saturating_sub(weight.cast_unsigned());
+        Some(self).filter(|rest| rest.limit > 0 && rest.bytes > 0)
+    }
+
     /// How many of these rows, of which the payloads' weights are known, go in this step.
     pub(crate) fn fitting(&self, weights: impl Iterator<Item = i64>) -> usize {
         let most = i64::try_from(self.bytes).unwrap_or(i64::MAX).clamp(1, STEP_BYTES);
@@ -100,6 +108,16 @@ mod tests {
         let all = vec![seen(1, 1, false), seen(1, 2, true), seen(2, 3, true), seen(2, 8, true)];
         assert_eq!(chosen(all.clone(), 2, 10), (vec![2], Some(2)), "topic 1 may have more from 2 on");
         assert_eq!(chosen(all, 3, 10), (vec![2, 3, 8], None));
+    }
+
+    #[test]
+    fn what_has_gone_is_not_asked_for_again() {
+        let shed = Shed { surplus: Surplus::Retained, after: EventId(0), limit: 5, bytes: 1_000, now: None };
+        let left = |gone: &[i64]| shed.rest(gone.to_vec()).map(|rest| (rest.limit, rest.bytes));
+        assert_eq!(left(&[]), Some((5, 1_000)));
+        assert_eq!(left(&[100, 100]), Some((3, 1_000 - 2 * (100 + ROW as u64))));
+        assert_eq!(left(&[1, 1, 1, 1, 1]), None, "no more rows");
+        assert_eq!(left(&[5_000]), None, "heavy enough");
     }
 
     #[test]

@@ -102,6 +102,20 @@ impl Server {
         calls.map_or(0, |calls| calls.parse().unwrap())
     }
 
+    /// How many words the longest command had since this was last asked, such as a call of a script with all that it reads and writes.
+    /// The server has to write down all commands: see [`Server::that_tells_all`].
+    pub(crate) async fn longest_command(&self) -> u64 {
+        let redis::Value::Array(log) = self.command(&["SLOWLOG", "GET", "-1"]).await else {
+            panic!("the server has no log of its commands")
+        };
+        self.command(&["SLOWLOG", "RESET"]).await;
+        log.iter().map(words).max().unwrap_or(0)
+    }
+
+    pub(crate) fn that_tells_all() -> Server {
+        Server::start_with(&["--slowlog-log-slower-than", "0", "--slowlog-max-len", "100000"])
+    }
+
     /// A figure that the server gives of itself.
     pub(crate) async fn figure(&self, section: &str, name: &str) -> u64 {
         let redis::Value::BulkString(text) = self.command(&["INFO", section]).await else {
@@ -118,6 +132,18 @@ impl Drop for Server {
         self.process.kill().ok(); // it may have ended before
         self.process.wait().ok();
     }
+}
+
+/// How many words a command had, as the server's log tells it: the last one says how many more there were.
+fn words(entry: &redis::Value) -> u64 {
+    let redis::Value::Array(fields) = entry else { panic!("{entry:?}") };
+    let Some(redis::Value::Array(words)) = fields.get(3) else { panic!("{entry:?}") };
+    let more = match words.last() {
+        Some(redis::Value::BulkString(last)) => String::from_utf8_lossy(last).into_owned(),
+        _ => String::new(),
+    };
+    let more = more.strip_prefix("... (").and_then(|more| more.split(' ').next()?.parse::<u64>().ok());
+    words.len() as u64 + more.map_or(0, |more| more - 1)
 }
 
 pub(crate) fn free_port() -> u16 {

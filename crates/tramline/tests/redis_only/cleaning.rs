@@ -4,10 +4,11 @@ use crate::bed::{Server, claim, done, emit, subscribe, subscribe_to};
 use redis::Value;
 use std::time::Duration;
 use tramline::Event;
-use tramline::model::subscription::Ordering;
+use tramline::model::id::{EventId, SubscriptionId};
+use tramline::model::subscription::{Ordering, Policy, Start};
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
-use tramline::store::verbs::{Sweep, Swept};
+use tramline::store::verbs::{Expected, PutSubscription, Shed, Surplus, Sweep, Swept};
 
 const KEYS: usize = 450;
 
@@ -76,4 +77,90 @@ async fn a_sweep_reads_of_each_topic_only_what_is_had_of_it() {
     // Rules and workers of each subscription are whole tables of its own.
     let tables = server.calls("hgetall").await;
     assert!(tables < TOPICS * 5, "{tables} tables were read");
+}
+
+/// A backlog of which each chunk is in many lanes: how many slices that is.
+async fn backlog_in_lanes(store: &RedisStore) -> SubscriptionId {
+    let id = subscribe(store, Ordering::Key).await;
+    for chunk in 0..150 {
+        let keyed = |n: usize| Event::new("t", "x").key(format!("key-{chunk}-{n}"));
+        emit(store, (0..64).map(keyed).collect()).await.unwrap();
+    }
+    id
+}
+
+async fn counted(store: &RedisStore, id: SubscriptionId) -> u64 {
+    store.stats(id, None).await.unwrap().counts.pending()
+}
+
+/// A step took so many chunks, whatever they held: with order that is thirty times as much.
+#[tokio::test]
+async fn what_a_subscription_leaves_goes_in_steps_however_many_lanes_it_is_in() {
+    let server = Server::that_tells_all();
+    let store = server.open().await.unwrap();
+    let id = backlog_in_lanes(&store).await;
+    server.longest_command().await;
+    let put = PutSubscription {
+        name: "q".into(),
+        topics: vec!["other".into()],
+        policy: Policy { ordering: Ordering::Key, ..Policy::default() },
+        start: Start::Now,
+        expected: Expected::Anything,
+        now: None,
+    };
+    store.put_subscription(put).await.unwrap();
+    assert_eq!(counted(&store, id).await, 0);
+    let longest = server.longest_command().await;
+    assert!(longest < 2_000, "a script of {longest} words");
+}
+
+#[tokio::test]
+async fn a_deleted_subscription_goes_in_steps_however_many_lanes_it_is_in() {
+    let server = Server::that_tells_all();
+    let store = server.open().await.unwrap();
+    backlog_in_lanes(&store).await;
+    server.longest_command().await;
+    store.delete_subscription("q").await.unwrap();
+    while sweep(&store, Duration::ZERO, 1_000).await.more {}
+    let longest = server.longest_command().await;
+    assert!(longest < 2_000, "a script of {longest} words");
+}
+
+#[tokio::test]
+async fn work_is_shed_in_steps_however_many_lanes_it_is_in() {
+    let server = Server::that_tells_all();
+    let store = server.open().await.unwrap();
+    let id = backlog_in_lanes(&store).await;
+    server.longest_command().await;
+    let (mut after, mut dropped) = (EventId(0), 0);
+    loop {
+        let surplus = Surplus::Work { include_pull: true };
+        let shed = Shed { surplus, after, limit: 1_000, bytes: u64::MAX, now: None };
+        let went = store.shed(shed).await.unwrap();
+        dropped += went.dropped.map_or(0, |(_, events)| events);
+        match went.next {
+            Some(next) => after = next,
+            None => break,
+        }
+    }
+    assert_eq!((dropped, counted(&store, id).await), (150 * 64, 0));
+    let longest = server.longest_command().await;
+    assert!(longest < 8_000, "a script of {longest} words");
+    // What nobody needs any more goes too.
+    let surplus = Surplus::Retained;
+    let shed = Shed { surplus, after: EventId(0), limit: 1_000, bytes: u64::MAX, now: None };
+    assert_eq!(store.shed(shed).await.unwrap().removed, 150 * 64);
+}
+
+/// Looking whether anybody needs them any more, it read all that is still to be done of them.
+#[tokio::test]
+async fn events_that_are_past_their_retention_but_wait_are_passed_over_lightly() {
+    let server = Server::that_tells_all();
+    let store = server.open().await.unwrap();
+    let id = backlog_in_lanes(&store).await;
+    let tables = server.calls("hgetall").await;
+    while sweep(&store, Duration::from_secs(400 * 24 * 3600), 1_000).await.more {}
+    let tables = server.calls("hgetall").await - tables;
+    assert!(tables < 100, "{tables} tables were read");
+    assert_eq!(counted(&store, id).await, 150 * 64);
 }

@@ -1,12 +1,14 @@
 //! Answers that are lost on their way: what was asked for may have been done.
 
-use crate::bed::{Server, emit};
+use crate::bed::{Server, claim, done, emit, events, subscribe_to};
 use crate::between::Between;
 use std::sync::atomic::Ordering::SeqCst;
 use tramline::Event;
 use tramline::error::Kind;
+use tramline::model::subscription::Ordering;
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
+use tramline::store::verbs::Resend;
 
 async fn opened(server: &Server) -> (RedisStore, Between) {
     let between = Between::start(server).await;
@@ -43,4 +45,34 @@ async fn an_emit_with_an_idempotency_key_that_is_repeated_is_stored_once() {
     let again = emit(&store, event()).await.unwrap();
     assert!(again.repeated);
     assert_eq!(count(&store).await, 3);
+}
+
+/// Its second part may have run when it is asked for again: it was done again all the same, and what must run once ran twice.
+#[tokio::test]
+async fn a_resend_of_which_a_later_part_may_be_written_is_not_repeated_and_says_so() {
+    const EVENTS: u64 = 150;
+    let server = Server::start();
+    let (store, between) = opened(&server).await;
+    for lost in 1..50 {
+        let id = subscribe_to(&store, &format!("s{lost}"), "t", Ordering::None).await;
+        let emitted = emit(&store, events(EVENTS as usize)).await.unwrap();
+        let claimed = claim(&store, id, 1_000).await.unwrap();
+        done(&store, id, &claimed).await.unwrap();
+        let ids = emitted.events.iter().map(|event| event.id).collect();
+        between.lose.store(lost, SeqCst);
+        let resent = store.resend(Resend { subscription: id, ids, now: None }).await;
+        between.lose.store(0, SeqCst);
+        let ready = store.stats(id, None).await.unwrap().counts.ready;
+        match resent {
+            Ok(count) => assert_eq!((count, ready), (EVENTS, EVENTS)),
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Unavailable);
+                if ready == EVENTS {
+                    return;
+                }
+            }
+        }
+        store.delete_subscription(&format!("s{lost}")).await.unwrap();
+    }
+    panic!("no answer of a later part was lost");
 }

@@ -4,7 +4,7 @@ use crate::bed::{Server, claim, claim_at, claim_by, done, emit, events, put, sub
 use redis::Value;
 use std::time::Duration;
 use tramline::Event;
-use tramline::model::id::{Incarnation, SubscriptionId};
+use tramline::model::id::{EventId, Incarnation, SubscriptionId};
 use tramline::model::lease::Lease;
 use tramline::model::outcome::Outcome;
 use tramline::model::retry::Retry;
@@ -12,7 +12,9 @@ use tramline::model::subscription::{Ordering, Policy};
 use tramline::model::tally::{Ack, Ending, Items, NewTally};
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
-use tramline::store::verbs::{Claim, ClaimedSlice, Extend, Release, Resend, Settle, SettleSlice, Sweep};
+use tramline::store::verbs::{
+    Claim, ClaimedSlice, Extend, Release, Resend, Settle, SettleSlice, Shed, Surplus, Sweep,
+};
 use tramline::store::verbs_tally::{AckItems, AddItems, NameTally, OpenTally, SealTally, SweepTallies};
 
 const EVENTS: usize = 1_000_000;
@@ -271,6 +273,95 @@ async fn what_is_awkward_takes_the_server_no_longer() {
         println!("{ordering:?}");
         never_longer(async |watch: &mut Watch| awkward(watch, ordering).await).await;
     }
+}
+
+/// What goes at once where each chunk is in many lanes: left, shed, deleted.
+async fn in_lanes(watch: &mut Watch) {
+    const CHUNKS: usize = 1_000;
+    let store = watch.server.open().await.unwrap();
+    let fill = async || {
+        for chunk in 0..CHUNKS {
+            let keyed = |n: usize| Event::new("t", "x").key(format!("key-{chunk}-{n}"));
+            emit(&store, (0..64).map(keyed).collect()).await.unwrap();
+        }
+    };
+    let policy = || Policy { ordering: Ordering::Key, ..Policy::default() };
+    put(&store, "q", "t", policy()).await;
+    fill().await;
+    watch.note("emitting").await;
+    put(&store, "q", "other", policy()).await;
+    watch.note("leaving a topic").await;
+    put(&store, "q", "t", policy()).await;
+    fill().await;
+    watch.note("emitting again").await;
+    let mut after = EventId(0);
+    loop {
+        let surplus = Surplus::Work { include_pull: true };
+        let shed = Shed { surplus, after, limit: 1_000, bytes: u64::MAX, now: None };
+        match store.shed(shed).await.unwrap().next {
+            Some(next) => after = next,
+            None => break,
+        }
+    }
+    watch.note("shedding work").await;
+    fill().await;
+    watch.note("emitting once more").await;
+    sweep_all(&store, Duration::from_secs(400 * 24 * 3600), None).await;
+    watch.note("retention of what waits").await;
+    store.delete_subscription("q").await.unwrap();
+    sweep_all(&store, Duration::ZERO, None).await;
+    watch.note("a deleted subscription").await;
+}
+
+#[tokio::test]
+#[ignore = "measured on demand, on a machine that does nothing else"]
+async fn what_is_in_many_lanes_takes_the_server_no_longer() {
+    never_longer(in_lanes).await;
+}
+
+/// Keys that go on together, each with something behind it.
+async fn keys_go_on(watch: &mut Watch) {
+    let store = watch.server.open().await.unwrap();
+    let id = subscribe(&store, Ordering::Key).await;
+    let all = || (0..BATCH).map(|key| Event::new("t", "x").key(format!("key-{key}"))).collect::<Vec<_>>();
+    let mut now = store.now().await.unwrap();
+    for _ in 0..3 {
+        emit(&store, all()).await.unwrap();
+        now = now.after(Duration::from_millis(1));
+        loop {
+            let claimed = claim_at(&store, id, MANY, Some(now)).await.unwrap();
+            if claimed.slices.is_empty() && claimed.next_due != Some(now) {
+                break;
+            }
+            let retry = |slice: &ClaimedSlice| SettleSlice {
+                lease: slice.lease,
+                outcomes: slice
+                    .events
+                    .iter()
+                    .map(|one| (one.event.id.index(), Outcome::retry("no")))
+                    .collect(),
+            };
+            let results = claimed.slices.iter().map(retry).collect();
+            let settle = Settle { subscription: id, results, worker: None, now: Some(now) };
+            store.settle(settle).await.unwrap();
+        }
+    }
+    watch.note("failing").await;
+    let later = now.after(Duration::from_secs(600));
+    loop {
+        let claimed = claim_at(&store, id, MANY, Some(later)).await.unwrap();
+        if claimed.slices.is_empty() && claimed.next_due != Some(later) {
+            break;
+        }
+        done(&store, id, &claimed).await.unwrap();
+    }
+    watch.note("going on").await;
+}
+
+#[tokio::test]
+#[ignore = "measured on demand, on a machine that does nothing else"]
+async fn a_thousand_keys_that_go_on_take_the_server_no_longer() {
+    never_longer(keys_go_on).await;
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use tramline::model::subscription::Ordering;
 use tramline::model::time::Time;
 use tramline::store::Store;
 use tramline::store::redis::RedisStore;
-use tramline::store::verbs::{Claimed, Settle, SettleSlice};
+use tramline::store::verbs::{Claimed, ClaimedSlice, Settle, SettleSlice};
 
 /// More than two steps move.
 const BEHIND: usize = 450;
@@ -67,6 +67,50 @@ async fn what_waits_behind_a_key_comes_back_in_order_and_in_steps() {
     assert_eq!(ran, behind);
     assert_eq!(server.command(&["EXISTS", &on_their_way]).await, Value::Int(0));
     assert_eq!(store.stats(id, Some(later)).await.unwrap().counts.pending(), 0);
+}
+
+/// Each was asked for again whenever another one had gone on, and all of that was checked when it was written: a thousand keys took the
+/// server half a second.
+#[tokio::test]
+async fn keys_that_go_on_together_are_asked_for_once() {
+    const KEYS: u64 = 150;
+    let server = Server::start();
+    let store = server.open().await.unwrap();
+    let id = subscribe(&store, Ordering::Key).await;
+    let all = || (0..KEYS).map(|key| Event::new("t", "x").key(format!("key-{key}"))).collect::<Vec<_>>();
+    let heads = emit(&store, all()).await.unwrap();
+    let now = store.now().await.unwrap();
+    let claimed = claim_at(&store, id, 1000, Some(now)).await.unwrap();
+    assert_eq!(ids(&claimed).len(), heads.events.len());
+    store.settle(Settle { now: Some(now), ..failed(id, &claimed) }).await.unwrap();
+    emit(&store, all()).await.unwrap();
+    while claim_at(&store, id, 1000, Some(now)).await.unwrap().next_due == Some(now) {}
+    assert_eq!(store.stats(id, Some(now)).await.unwrap().counts.parked, KEYS);
+    let later = now.after(Duration::from_secs(400));
+    let claimed = claim_at(&store, id, 1000, Some(later)).await.unwrap();
+    assert_eq!(ids(&claimed).len(), heads.events.len());
+    let (asked, trips) = (server.calls("zrangebylex").await, server.trips().await);
+    done(&store, id, &claimed).await.unwrap();
+    let (asked, trips) = (server.calls("zrangebylex").await - asked, server.trips().await - trips);
+    assert!(asked < 6 * KEYS, "{asked} looks for {KEYS} keys");
+    assert!(trips < 30, "{trips} trips for {KEYS} keys");
+    let mut ran = 0;
+    while ran < KEYS {
+        let claimed = claim_at(&store, id, 1000, Some(later)).await.unwrap();
+        assert!(!claimed.slices.is_empty() || claimed.next_due == Some(later), "{ran} ran");
+        ran += ids(&claimed).len() as u64;
+        done(&store, id, &claimed).await.unwrap();
+    }
+    assert_eq!(store.stats(id, Some(later)).await.unwrap().counts.pending(), 0);
+}
+
+fn failed(subscription: SubscriptionId, claimed: &Claimed) -> Settle {
+    let failed = |slice: &ClaimedSlice| SettleSlice {
+        lease: slice.lease,
+        outcomes: slice.events.iter().map(|one| (one.event.id.index(), Outcome::retry("not yet"))).collect(),
+    };
+    let results = claimed.slices.iter().map(failed).collect();
+    Settle { subscription, results, worker: None, now: None }
 }
 
 /// The step that took the lane of a dead worker over brought back some of what waited, and gave out what was emitted later.

@@ -3,7 +3,7 @@
 use super::emit::{forget_ended, heads_of, keys_by_expiry, keys_of};
 use super::rows::{
     delete_slice, entries, expect_slices, gaps_index, load, logged, one_lane, parked_index, remove_chunks,
-    remove_parked, slices_of_chunk, write_gaps, write_lane,
+    remove_parked, slices_of_chunk, within_step_slices, write_gaps, write_lane,
 };
 use super::session::{Session, hget, number};
 use super::tuple::{Columns, Tuple};
@@ -129,7 +129,10 @@ fn erase_left(
     next: i64,
     limit: i64,
 ) -> Result<i64> {
-    let chunks = logged(session, topic, next, i64::MAX, limit as usize)?;
+    let mut chunks = logged(session, topic, next, i64::MAX, limit as usize)?;
+    let count = within_step_slices(session, chunks.iter().map(|logged| logged.chunk))?;
+    let cut_short = count < chunks.len();
+    chunks.truncate(count);
     expect_slices(session, chunks.iter().map(|logged| logged.chunk))?;
     let mut taken = 0;
     for logged in &chunks {
@@ -142,7 +145,8 @@ fn erase_left(
         let next = (last.chunk.0 + 1).to_string().into_bytes();
         session.put(table(session), field(Deleted::Left(id, topic)), next);
     }
-    let looked = chunks.len() as i64;
+    // What had too many slices for this step is for the next one.
+    let looked = if cut_short { limit } else { chunks.len() as i64 };
     Ok(looked + erase_marks(session, id, lanes_of(topic), limit - looked)?)
 }
 
@@ -175,10 +179,13 @@ fn erase_slices(session: &Session<'_>, slices: &[Slice]) -> Result<i64> {
 
 /// Parked keys and gaps in a range of lanes.
 fn erase_marks(session: &Session<'_>, id: SubscriptionId, lanes: [i64; 2], limit: i64) -> Result<i64> {
+    if limit <= 0 {
+        return Ok(0);
+    }
     let mut gone = 0;
     // The index is by what blocks a key: only where all lanes go are the first ones as good as any. Nobody adds what is looked for, so
     // that the rest need not stay as it is.
-    let most = if lanes == ALL_LANES { limit.max(0) as usize } else { usize::MAX };
+    let most = if lanes == ALL_LANES { limit as usize } else { usize::MAX };
     for member in session.loosely(|| session.range(&parked_index(session, id), Tuple::new().all(), most))? {
         let mut columns = Columns(&member);
         columns.number();

@@ -189,13 +189,13 @@ impl RedisStore {
         let mut ids = given.ids.clone();
         ids.sort_unstable();
         ids.dedup();
-        let (mut count, mut patience) = (0, Patience::default());
+        let (mut count, mut patience) = (0, Patience::new());
         for some in ids.chunks(RESEND_STEP) {
             let step = |session: &Session<'_>| resend(session, given.subscription, some);
             count += loop {
-                match self.write(given.now, step).await {
+                match self.try_write(given.now, step).await {
                     Ok(count) => break count,
-                    Err(error) => patience.bear(error).await?,
+                    Err(failed) => patience.bear(failed).await?,
                 }
             };
             patience.begin();

@@ -1,16 +1,18 @@
 //! What is too much for one script is done in parts, one step after the other.
 
 use super::connection::PAUSE;
-use crate::error::{Error, Kind, Result};
+use super::step::Failed;
+use crate::error::{Kind, Result};
 use crate::model::id::LaneId;
 use crate::model::lease::Lease;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// How many slices one part writes, about: a script has to end soon.
 pub(super) const MOST: usize = 200;
-/// How often a part is tried that comes after others, and the longest pause between two tries: a quarter of a minute in all, and what each
-/// of them waits for the server by itself.
-const TRIES: u32 = 20;
+/// How long parts are insisted on after the first that failed: all in all no longer than a caller over HTTP waits. The longest pause between
+/// two tries.
+const LONGEST: Duration = Duration::from_secs(15);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Which of many go together: all of a lane, and not many more than weigh what one part may.
@@ -44,40 +46,49 @@ pub(super) fn lane_of(lease: &Lease) -> Option<LaneId> {
     lease.is_ordered().then_some(lease.lane)
 }
 
-/// Bears with a server that is away once a part is written: whoever were told that it failed would do all of it again.
-#[derive(Default)]
+/// Insists on the parts that come after a first one that is written: whoever were told that all of it failed would do it again.
+#[derive(Debug)]
 pub(super) struct Patience {
     begun: bool,
-    tries: u32,
+    ends_at: Option<Instant>,
+    pause: Duration,
 }
 
 impl Patience {
-    /// A part is written.
-    pub(super) fn begin(&mut self) {
-        *self = Patience { begun: true, tries: 0 };
+    pub(super) fn new() -> Patience {
+        Patience { begun: false, ends_at: None, pause: PAUSE }
     }
 
-    /// Waits for a while before a part is tried again.
+    /// A part is written.
+    pub(super) fn begin(&mut self) {
+        (self.begun, self.pause) = (true, PAUSE);
+    }
+
+    /// Waits for a while before a part is tried again, because the server is away.
     ///
     /// # Errors
-    /// The one that is given, if nothing is written yet, or if waiting does not help.
-    pub(super) async fn bear(&mut self, error: Error) -> Result<()> {
-        tokio::time::sleep(self.pause(error)?).await;
+    /// The one that is given, if nothing is written yet, if waiting does not help, or if the part may be written.
+    pub(super) async fn bear(&mut self, failed: Failed) -> Result<()> {
+        tokio::time::sleep(self.next_pause(failed, Instant::now())?).await;
         Ok(())
     }
 
-    fn pause(&mut self, error: Error) -> Result<Duration> {
-        self.tries += 1;
-        if !self.begun || error.kind() != Kind::Unavailable || self.tries == TRIES {
-            return Err(error);
+    fn next_pause(&mut self, failed: Failed, now: Instant) -> Result<Duration> {
+        let is_away = failed.error.kind() == Kind::Unavailable && !failed.perhaps_done;
+        let ends_at = *self.ends_at.get_or_insert(now + LONGEST);
+        let pause = self.pause;
+        if !self.begun || !is_away || now + pause > ends_at {
+            return Err(failed.error);
         }
-        Ok((PAUSE.saturating_mul(2_u32.saturating_pow(self.tries - 1))).min(LONGEST_PAUSE))
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        Ok(pause)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn a_lane_stays_together_and_a_part_weighs_no_more_than_it_may() {
@@ -86,17 +97,33 @@ mod tests {
         assert_eq!(parts, [vec![0], vec![2, 3, 5], vec![1, 4]]);
     }
 
+    fn away() -> Failed {
+        Error::unavailable("away", "wait").into()
+    }
+
     #[test]
     fn only_who_has_begun_is_patient_and_not_for_ever() {
-        let away = || Error::unavailable("away", "wait");
-        let mut patience = Patience::default();
-        assert!(patience.pause(away()).is_err());
+        let mut now = Instant::now();
+        let mut patience = Patience::new();
+        assert!(patience.next_pause(away(), now).is_err());
         patience.begin();
-        assert!(patience.pause(Error::invalid("wrong", "mend it")).is_err());
+        let begin = now;
+        while let Ok(pause) = patience.next_pause(away(), now) {
+            assert!(!pause.is_zero() && pause <= LONGEST_PAUSE, "{pause:?}");
+            now += pause;
+        }
+        let all = now - begin;
+        assert!(all > LONGEST - LONGEST_PAUSE && all <= LONGEST, "{all:?}");
+    }
+
+    #[test]
+    fn what_may_have_happened_or_never_can_is_not_insisted_on() {
+        let mut patience = Patience::new();
         patience.begin();
-        let pauses: Vec<Duration> = std::iter::from_fn(|| patience.pause(away()).ok()).collect();
-        let all: Duration = pauses.iter().sum();
-        assert_eq!(pauses.len(), TRIES as usize - 1);
-        assert!(all > Duration::from_secs(10) && all < Duration::from_secs(20), "{all:?}");
+        let wrong = Error::invalid("wrong", "mend it").into();
+        assert!(patience.next_pause(wrong, Instant::now()).is_err());
+        let perhaps = Failed { perhaps_done: true, ..away() };
+        assert!(patience.next_pause(perhaps, Instant::now()).is_err());
+        assert!(patience.next_pause(away(), Instant::now()).is_ok());
     }
 }

@@ -20,8 +20,8 @@ pub(super) use index::{
 pub(super) use lanes::{lanes, lanes_key, one_lane, write_lane};
 pub(super) use marks::{expect_marks, gaps, gaps_index, parked, parked_index, remove_parked, write_gaps};
 pub(super) use slices::{
-    SLICE_BYTES, delete_slice, expect_slices, insert, one_slice, pack, slice_read, slice_row, slices_at,
-    slices_key, slices_of_chunk, unpack, write_slice,
+    SLICE_BYTES, STEP_SLICES, delete_slice, expect_slices, free_among, insert, one_slice, pack, slice_read,
+    slice_row, slices_at, slices_key, slices_of_chunk, unpack, within_step_slices, write_slice,
 };
 
 use super::pack::Packer;
@@ -44,7 +44,7 @@ pub(super) fn apply(session: &Session<'_>, subscription: SubscriptionId, changes
     }));
     session.drop(subscription, &changes.dropped);
     failures::write(session, subscription, changes)?;
-    session.for_each(&changes.unpark, |(lane, key)| unpark::unpark(session, subscription, *lane, key))?;
+    unpark::unpark(session, subscription, &changes.unpark)?;
     session.for_each(&changes.park, |park| {
         remove_parked(session, subscription, park.lane, &park.key)?;
         let row = Packer::new().number(park.blocked_by.0).number(park.since.0).done();

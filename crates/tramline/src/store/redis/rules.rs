@@ -15,7 +15,7 @@ use crate::store::verbs::{RemovePatternRule, SetPatternRule, SetRule};
 use serde::{Deserialize, Serialize};
 
 /// How many entries of the audit go in one step.
-const PAGE: usize = 100;
+const EXPIRED: usize = 1_000;
 /// Whose acts those on patterns are.
 pub(super) const PATTERNS: SubscriptionId = SubscriptionId(0);
 
@@ -245,18 +245,15 @@ pub(super) fn expire_audit(
     if before <= 0 {
         return Ok(false);
     }
-    let range = || (Tuple::new().bytes(), Tuple::new().with(&[before]).bytes());
-    let ranges = |id: &SubscriptionId| session.expect_ranges(&audit_key(session, *id), [(range(), PAGE)]);
-    session.for_each(subscriptions, ranges)?;
+    let each = (EXPIRED / subscriptions.len().max(1)).max(1);
     let mut more = false;
-    for id in subscriptions {
+    session.for_each(subscriptions, |id| {
         let index = audit_key(session, *id);
-        let range = range();
-        let old = session.range(&index, range, PAGE)?;
-        more |= old.len() == PAGE;
-        for member in old {
-            session.withdraw(index.clone(), member);
-        }
-    }
+        let range = (Tuple::new().bytes(), Tuple::new().with(&[before]).bytes());
+        let old = session.range(&index, range, each)?;
+        more |= old.len() == each;
+        old.into_iter().for_each(|member| session.withdraw(index.clone(), member));
+        Ok(())
+    })?;
     Ok(more)
 }

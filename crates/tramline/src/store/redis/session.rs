@@ -13,7 +13,7 @@ mod numbers;
 mod ranges;
 mod writes;
 
-pub(super) use commands::{get, hget, hgetall, is_checked, key};
+pub(super) use commands::{get, hget, hgetall, hlen, is_checked, key};
 pub(super) use numbers::{Draws, Numbers};
 pub(super) use ranges::PAGE;
 pub(super) use writes::Writes;
@@ -52,8 +52,9 @@ pub(super) struct Session<'a> {
     draws: &'a Draws<'a>,
     drawn: Cell<usize>,
     numbers_wanted: Cell<i64>,
-    /// How many slices that waited for their keys may still be moved.
+    /// How many slices that waited for their keys may still be moved, and how many keys have gone on.
     pub(super) room: Cell<usize>,
+    pub(super) keys_moved: Cell<usize>,
     /// What ended in this step and may be items of tallies.
     ended: RefCell<Vec<Ended>>,
     /// What subscriptions will never see because of this step.
@@ -87,6 +88,7 @@ impl<'a> Session<'a> {
             drawn: Cell::new(0),
             numbers_wanted: Cell::new(0),
             room: Cell::new(unpark::MOST),
+            keys_moved: Cell::new(0),
             ended: RefCell::default(),
             drops: RefCell::default(),
         }
@@ -145,7 +147,7 @@ impl<'a> Session<'a> {
 
     /// How many fields a hash has.
     pub(super) fn count(&self, key: &[u8]) -> Result<i64> {
-        let Some(Value::Int(stored)) = self.ask(vec![b"HLEN".to_vec(), key.to_vec()])?.cloned() else {
+        let Some(Value::Int(stored)) = self.ask(hlen(key))?.cloned() else {
             return Err(damaged());
         };
         let written = self.writes.borrow().fields.get(key).cloned().unwrap_or_default();

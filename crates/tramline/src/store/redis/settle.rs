@@ -28,23 +28,23 @@ impl RedisStore {
         if parts.len() <= 1 {
             return self.settle_some(given).await;
         }
-        if results.iter().any(|result| lane(result).is_some() && !result.is_all_done()) {
-            // What is refused is refused as a whole, so that has to be known before the first part is written.
-            self.read(given.now, |session: &Session<'_>| settle(session, given)).await?;
+        // What is refused is refused as a whole, so that has to be known before the first part is written.
+        let failing: BTreeSet<LaneId> =
+            results.iter().filter(|r| !r.is_all_done()).filter_map(lane).collect();
+        if !failing.is_empty() {
+            let in_doubt = |at: &usize| lane(&results[*at]).is_some_and(|lane| failing.contains(&lane));
+            let some = given.some((0..results.len()).filter(in_doubt));
+            self.read(given.now, |session: &Session<'_>| settle(session, &some)).await?;
         }
         let mut answer = Settled { accepted: vec![Vec::new(); results.len()], ..Settled::default() };
-        let mut patience = Patience::default();
+        let mut patience = Patience::new();
         for part in parts {
-            let some = Settle {
-                results: part.iter().map(|at| results[*at].clone()).collect(),
-                subscription: given.subscription,
-                worker: given.worker.clone(),
-                now: given.now,
-            };
+            let some = given.some(part.iter().copied());
             let settled = loop {
                 match self.settle_some(&some).await {
                     Ok(settled) => break settled,
-                    Err(error) => patience.bear(error).await?,
+                    // Also if it may be written: an old lease changes nothing.
+                    Err(error) => patience.bear(error.into()).await?,
                 }
             };
             patience.begin();
@@ -88,6 +88,18 @@ impl RedisStore {
             count += self.write(given.now, step).await?;
         }
         Ok(count)
+    }
+}
+
+impl Settle {
+    /// The same for some of its results.
+    fn some(&self, places: impl Iterator<Item = usize>) -> Settle {
+        Settle {
+            results: places.map(|at| self.results[at].clone()).collect(),
+            subscription: self.subscription,
+            worker: self.worker.clone(),
+            now: self.now,
+        }
     }
 }
 

@@ -1,18 +1,21 @@
 //! A full store: how much it holds, and what goes.
 
+use super::RedisStore;
 use super::mend::change;
-use super::rows::{expect_slices, logged, remove_chunks, slices_at};
+use super::rows::{Logged, expect_slices, free_among, logged, remove_chunks, slices_at, within_step_slices};
 use super::session::{Session, number};
 use super::sweep::backfill_floor;
 use crate::error::Result;
-use crate::model::id::{ChunkId, EventId, SubscriptionId};
+use crate::model::id::{ChunkId, EventId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
 use crate::plan::mend;
 use crate::store::shed::{LOOK, Seen, UNCLAIMED, choose, end_of, look_per_topic, losers};
 use crate::store::verbs::{Shed, Shedded, StoreSize, Surplus};
 
-/// How many chunks one step looks at: while a script looks, everybody else waits.
+/// How many chunks one script looks at: while it looks, everybody else waits.
 const STEP: i64 = LOOK / 20;
+/// How many scripts one step is, at most.
+const SCRIPTS: usize = 30;
 
 /// What the rows of a store weigh, as they are counted when they come and go. What the server needs around them is not known; it
 /// may have other things in its memory.
@@ -21,26 +24,59 @@ pub(super) fn size(session: &Session<'_>) -> Result<StoreSize> {
     Ok(StoreSize { bytes: bytes.max(0).cast_unsigned() })
 }
 
-pub(super) fn shed(session: &Session<'_>, shed: &Shed) -> Result<Shedded> {
-    match shed.surplus {
-        Surplus::Retained => retained(session, shed),
-        Surplus::Work { .. } => work(session, shed),
+/// What one script made room with.
+struct Went {
+    shedded: Shedded,
+    /// What each row weighs that has gone.
+    weights: Vec<i64>,
+}
+
+impl RedisStore {
+    /// One step, of as many scripts as it needs. It drops work of one subscription only.
+    pub(super) async fn shed_in_scripts(&self, given: Shed) -> Result<Shedded> {
+        let (mut shed, mut all) = (given, Shedded::default());
+        for _ in 0..SCRIPTS {
+            let whose = all.dropped.map(|(id, _)| id);
+            let script = |session: &Session<'_>| match shed.surplus {
+                Surplus::Retained => retained(session, &shed).map(Some),
+                Surplus::Work { .. } => work(session, &shed, whose),
+            };
+            let Some(went) = self.write(shed.now, script).await? else { break };
+            add(&mut all, went.shedded);
+            match (all.next, shed.rest(went.weights)) {
+                (Some(next), Some(rest)) => shed = Shed { after: next, ..rest },
+                _ => break,
+            }
+        }
+        Ok(all)
     }
 }
 
-fn retained(session: &Session<'_>, shed: &Shed) -> Result<Shedded> {
+fn add(all: &mut Shedded, some: Shedded) {
+    all.removed += some.removed;
+    let before = all.dropped.map_or(0, |(_, events)| events);
+    all.dropped = some.dropped.map(|(id, events)| (id, before + events)).or(all.dropped);
+    all.wake |= some.wake;
+    all.next = some.next;
+}
+
+fn retained(session: &Session<'_>, shed: &Shed) -> Result<Went> {
     let catalog = session.catalog();
     let look = look_per_topic(catalog.topics().len()).min(STEP);
+    let mut pages: Vec<(TopicId, Vec<Logged>)> = Vec::new();
+    session.for_each(catalog.topics(), |topic| {
+        pages.push((topic.id, logged(session, topic.id, shed.after.chunk().0 + 1, i64::MAX, look as usize)?));
+        Ok(())
+    })?;
+    let free = free_among(session, pages.iter().flat_map(|(_, page)| page).map(|logged| logged.chunk))?;
     let (mut seen, mut counts) = (Vec::new(), Vec::new());
-    for topic in catalog.topics() {
-        let floor = backfill_floor(session, topic.id)?;
-        let page = logged(session, topic.id, shed.after.chunk().0 + 1, i64::MAX, look as usize)?;
-        expect_slices(session, page.iter().map(|logged| logged.chunk))?;
+    for (topic, page) in pages {
+        let floor = backfill_floor(session, topic)?;
         for logged in page {
             let chunk = logged.chunk.0;
-            let free = slices_at(session, logged.chunk)?.is_empty() && chunk < floor;
-            seen.push(Seen { chunk, topic: topic.id, bytes: logged.bytes, free });
-            counts.push((topic.id, logged));
+            let free = free.contains(&logged.chunk) && chunk < floor;
+            seen.push(Seen { chunk, topic, bytes: logged.bytes, free });
+            counts.push((topic, logged));
         }
     }
     let (chosen, next) = choose(seen, look, shed);
@@ -49,39 +85,53 @@ fn retained(session: &Session<'_>, shed: &Shed) -> Result<Shedded> {
         remove_chunks(session, topic, &[logged]);
         removed += logged.count.cast_unsigned();
     }
-    Ok(Shedded { removed, next, ..Shedded::default() })
+    let weights = chosen.iter().map(|chosen| chosen.bytes).collect();
+    Ok(Went { shedded: Shedded { removed, next, ..Shedded::default() }, weights })
 }
 
-fn work(session: &Session<'_>, shed: &Shed) -> Result<Shedded> {
+/// Drops the work of one subscription: of `whose`, if that is said. `None`: another one is further behind.
+fn work(session: &Session<'_>, shed: &Shed, whose: Option<SubscriptionId>) -> Result<Option<Went>> {
     let (slices, next) = look(session, shed)?;
     let losers = losers(&session.catalog(), shed.include_pull());
     let may_go = |slice: &&Slice| UNCLAIMED.contains(&slice.state) && losers.contains(&slice.subscription.0);
     // The subscription that is furthest behind is the one with the first slice.
-    let Some(first) = slices.iter().find(may_go) else { return Ok(Shedded { next, ..Shedded::default() }) };
+    let Some(first) = slices.iter().find(may_go) else {
+        return Ok(Some(Went { shedded: Shedded { next, ..Shedded::default() }, weights: Vec::new() }));
+    };
     let (chunk, id) = (first.chunk, first.subscription);
-    let mut found: Vec<Slice> =
-        slices.iter().filter(may_go).filter(|slice| slice.subscription == id).cloned().collect();
-    found.truncate(shed.fitting(found.iter().map(|slice| i64::from(slice.bytes))));
-    let (mut events, mut wake) = (0, false);
-    for slice in found {
-        events += u64::from(slice.mask.count());
-        wake |= change(session, &slice, |view, changes| mend::shed(&slice, view, changes))?;
+    if whose.is_some_and(|whose| whose != id) {
+        return Ok(None);
     }
-    let dropped: Option<(SubscriptionId, u64)> = Some((id, events));
-    Ok(Shedded { dropped, wake, next: Some(end_of(chunk.0 - 1)), ..Shedded::default() })
+    let of_one = slices.iter().filter(may_go).filter(|slice| slice.subscription == id);
+    let mut weights: Vec<i64> = of_one.clone().map(|slice| i64::from(slice.bytes)).collect();
+    weights.truncate(shed.fitting(weights.iter().copied()));
+    let found = of_one.take(weights.len());
+    let events = found.clone().map(|slice| u64::from(slice.mask.count())).sum();
+    let mut wake = false;
+    session.for_each(found, |slice| {
+        wake |= change(session, slice, |view, changes| mend::shed(slice, view, changes))?;
+        Ok(())
+    })?;
+    let shedded =
+        Shedded { dropped: Some((id, events)), wake, next: Some(end_of(chunk.0 - 1)), ..Shedded::default() };
+    Ok(Some(Went { shedded, weights }))
 }
 
 /// Slices in the order of their chunks and numbers, and where the next look goes on.
 fn look(session: &Session<'_>, shed: &Shed) -> Result<(Vec<Slice>, Option<EventId>)> {
     let mut chunks: Vec<ChunkId> = Vec::new();
-    for topic in session.catalog().topics() {
+    session.for_each(session.catalog().topics(), |topic| {
         let page = logged(session, topic.id, shed.after.chunk().0 + 1, i64::MAX, STEP as usize)?;
         chunks.extend(page.iter().map(|logged| logged.chunk));
-    }
+        Ok(())
+    })?;
     chunks.sort_unstable();
     // Of each topic so many were read: what comes first of all of them is complete.
-    let more = chunks.len() as i64 >= STEP;
+    let is_read_to_its_end = (chunks.len() as i64) < STEP;
     chunks.truncate(STEP as usize);
+    let count = within_step_slices(session, chunks.iter().copied())?;
+    let more = !is_read_to_its_end || count < chunks.len();
+    chunks.truncate(count);
     expect_slices(session, chunks.iter().copied())?;
     let mut slices = Vec::new();
     for chunk in &chunks {

@@ -37,6 +37,26 @@ enum Tried<T> {
     Refused(Error),
 }
 
+/// Why a step failed.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: Error,
+    /// Its writes were on their way when the answer was lost, so it may have happened.
+    pub(super) perhaps_done: bool,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        Failed { error, perhaps_done: false }
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Error {
+        failed.error
+    }
+}
+
 /// What a step is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step<'n> {
@@ -55,6 +75,15 @@ impl RedisStore {
         now: Option<Time>,
         step: impl Fn(&Session<'_>) -> Result<T>,
     ) -> Result<T> {
+        Ok(self.run(now, true, step).await?)
+    }
+
+    /// One step that may write, for somebody who has to know whether it may have happened if it fails.
+    pub(super) async fn try_write<T>(
+        &self,
+        now: Option<Time>,
+        step: impl Fn(&Session<'_>) -> Result<T>,
+    ) -> Result<T, Failed> {
         self.run(now, true, step).await
     }
 
@@ -64,7 +93,7 @@ impl RedisStore {
         now: Option<Time>,
         step: impl Fn(&Session<'_>) -> Result<T>,
     ) -> Result<T> {
-        self.run(now, false, step).await
+        Ok(self.run(now, false, step).await?)
     }
 
     async fn run<T>(
@@ -72,7 +101,7 @@ impl RedisStore {
         now: Option<Time>,
         when_full: bool,
         step: impl Fn(&Session<'_>) -> Result<T>,
-    ) -> Result<T> {
+    ) -> Result<T, Failed> {
         let (mut overtaken, mut waited, mut refused) = (0, 0, 0);
         let name = format!("{:x}-{:x}", self.incarnation.0, getrandom::u32().unwrap_or(0));
         let kind = if when_full { Step::Write(name.as_bytes()) } else { Step::Add(name.as_bytes()) };
@@ -87,7 +116,7 @@ impl RedisStore {
             match self.attempt(now, &step, kind).await? {
                 Tried::Over(result) => {
                     turn.end().await;
-                    return result;
+                    return Ok(result?);
                 }
                 Tried::Changed => overtaken += 1,
                 Tried::Wait => {
@@ -97,7 +126,7 @@ impl RedisStore {
                 Tried::Refused(error) => {
                     refused += 1;
                     if refused == connection::TRIES {
-                        return Err(error);
+                        return Err(error.into());
                     }
                     tokio::time::sleep(connection::PAUSE * 2_u32.pow(refused - 1)).await;
                 }
@@ -107,10 +136,10 @@ impl RedisStore {
                 turn.take().await.unwrap_or(false);
             }
         }
-        Err(Error::unavailable(
+        Err(Failed::from(Error::unavailable(
             "a step in Redis was overtaken too often",
             "try again; are too many at work on one thing?",
-        ))
+        )))
     }
 
     /// One step that only reads, and may see what is written meanwhile.
@@ -132,7 +161,7 @@ impl RedisStore {
         now: Option<Time>,
         step: &impl Fn(&Session<'_>) -> Result<T>,
         kind: Step<'_>,
-    ) -> Result<Tried<T>> {
+    ) -> Result<Tried<T>, Failed> {
         let breaks = if kind == Step::Read { self.numbers.breaks() } else { self.assured().await? };
         let mut seen = Seen::new();
         let (time, catalog) = self.begin(&mut seen, self.first_reads(now, step)).await?;
@@ -157,7 +186,8 @@ impl RedisStore {
             }
             let next_chunk = writes.field(&self.key("meta"), b"chunk").map(<[u8]>::to_vec);
             let lanes = writes.fields_under(&self.key("lanes:"));
-            return Ok(match self.commit(&seen, writes, kind, breaks, None).await? {
+            let ended = self.commit(&seen, writes, kind, breaks, None).await;
+            return Ok(match ended.map_err(|error| Failed { error, perhaps_done: true })? {
                 Ended::Done(time) => {
                     self.at_once.clock.set(time);
                     self.at_once.remember_lanes(lanes);
@@ -171,7 +201,7 @@ impl RedisStore {
                 Ended::Refused(error) => Tried::Refused(error),
             });
         }
-        Err(Error::unavailable("a step in Redis never came to its end", "report this"))
+        Err(Failed::from(Error::unavailable("a step in Redis never came to its end", "report this")))
     }
 
     /// Writes what a step decided, if all that it has seen is still so and nothing went wrong since `breaks` was what it is, and says

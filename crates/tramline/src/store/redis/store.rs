@@ -388,7 +388,7 @@ impl Store for RedisStore {
     }
 
     async fn shed(&self, shed: Shed) -> Result<Shedded> {
-        self.write(shed.now, |session: &Session<'_>| shed::shed(session, &shed)).await
+        self.shed_in_scripts(shed).await
     }
 
     async fn drops(&self, list: ListDrops) -> Result<Vec<DropRecord>> {

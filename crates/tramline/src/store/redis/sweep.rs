@@ -6,8 +6,8 @@ use super::claim::{self, Interrupted};
 use super::erase::expire_keys;
 use super::look::{workers, workers_key};
 use super::rows::{
-    Logged, entries, expect_chunks, expect_slices, insert, lanes, load, logged, one_chunk, remove_chunks,
-    slices_at, write_lane, write_slice,
+    Logged, STEP_SLICES, entries, expect_chunks, free_among, insert, lanes, load, logged, one_chunk,
+    remove_chunks, write_lane, write_slice,
 };
 use super::session::Session;
 use super::tuple::Tuple;
@@ -26,7 +26,7 @@ use std::collections::BTreeSet;
 
 /// How many chunks one step of a back-fill reads, and how many slices it writes, about: with order a chunk may be in many lanes.
 const BACKFILL_STEP: usize = 64;
-const BACKFILL_SLICES: usize = 300;
+const BACKFILL_SLICES: usize = STEP_SLICES as usize;
 /// How many audit entries are kept.
 const AUDIT_KEPT: i64 = 10_000;
 /// How many rows one step of a sweep removes.
@@ -279,12 +279,11 @@ fn retire(session: &Session<'_>, stretch: &Stretch) -> Result<Looked> {
     let floor = backfill_floor(session, topic)?;
     let page = logged(session, topic, stretch.from.0, floor, stretch.most as usize)?;
     let old: Vec<Logged> = page.into_iter().take_while(|logged| logged.emitted_at < oldest).collect();
-    expect_slices(session, old.iter().map(|logged| logged.chunk))?;
-    let mut seen = Vec::with_capacity(old.len());
-    for Logged { chunk, emitted_at, .. } in &old {
-        let free = slices_at(session, *chunk)?.is_empty();
-        seen.push(Seen { chunk: *chunk, emitted_at: *emitted_at, free });
-    }
+    let free = free_among(session, old.iter().map(|logged| logged.chunk))?;
+    let seen = old.iter().map(|&Logged { chunk, emitted_at, .. }| {
+        let free = free.contains(&chunk);
+        Seen { chunk, emitted_at, free }
+    });
     let looked = stretch.look(session.now, seen);
     let free: Vec<Logged> = old.into_iter().filter(|one| looked.free.contains(&one.chunk)).collect();
     remove_chunks(session, topic, &free);

@@ -7,9 +7,11 @@ use crate::model::id::{ChunkId, Incarnation, LaneId, SliceId, SubscriptionId};
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
+use crate::store::deleted::within;
 use crate::store::redis::link::Command;
 use crate::store::redis::pack::{Packer, Unpacker, damaged};
-use crate::store::redis::session::{Session, Writes, hget, key};
+use crate::store::redis::session::{Session, Writes, hget, hlen, key};
+use std::collections::BTreeSet;
 
 /// The slices of a chunk, in all subscriptions.
 pub(in crate::store::redis) fn slices_key(session: &Session<'_>, chunk: ChunkId) -> Vec<u8> {
@@ -171,6 +173,42 @@ pub(in crate::store::redis) fn insert(session: &Session<'_>, slices: &[Slice]) -
 
 /// What a slice takes with its place in the index, and a chunk beside its events; about.
 pub(in crate::store::redis) const SLICE_BYTES: i64 = 180;
+
+/// How many slices of chunks one step of housekeeping reads or removes, about: with order a chunk may be in many lanes, and each
+/// subscription has slices of its own.
+pub(in crate::store::redis) const STEP_SLICES: i64 = 300;
+
+/// How many slices each of these chunks has, in all subscriptions.
+fn slice_counts(session: &Session<'_>, chunks: &[ChunkId]) -> Result<Vec<i64>> {
+    let keys: Vec<Vec<u8>> = chunks.iter().map(|chunk| slices_key(session, *chunk)).collect();
+    session.expect(keys.iter().map(|key| hlen(key)))?;
+    keys.iter().map(|key| session.count(key)).collect()
+}
+
+/// Which of these chunks no slice refers to. Those that some do need not stay so.
+pub(in crate::store::redis) fn free_among(
+    session: &Session<'_>,
+    chunks: impl Iterator<Item = ChunkId>,
+) -> Result<BTreeSet<ChunkId>> {
+    let empty = |chunks: &[ChunkId]| -> Result<Vec<ChunkId>> {
+        let counts = slice_counts(session, chunks)?;
+        Ok(chunks.iter().zip(counts).filter(|(_, count)| *count == 0).map(|(chunk, _)| *chunk).collect())
+    };
+    let all: Vec<ChunkId> = chunks.collect();
+    let seem_free = session.loosely(|| empty(&all))?;
+    Ok(empty(&seem_free)?.into_iter().collect())
+}
+
+/// How many of these chunks, from the first on, have so few slices that one step may read all of them: at least one.
+pub(in crate::store::redis) fn within_step_slices(
+    session: &Session<'_>,
+    chunks: impl Iterator<Item = ChunkId>,
+) -> Result<usize> {
+    // What comes meanwhile makes the step a little longer.
+    let chunks: Vec<ChunkId> = chunks.collect();
+    let counts = session.loosely(|| slice_counts(session, &chunks))?;
+    Ok(within(counts.into_iter(), STEP_SLICES))
+}
 
 /// Says that all slices of these chunks will be read.
 pub(in crate::store::redis) fn expect_slices(

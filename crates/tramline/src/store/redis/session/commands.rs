@@ -15,6 +15,10 @@ pub(in crate::store::redis) fn hgetall(key: &[u8]) -> Command {
     vec![b"HGETALL".to_vec(), key.to_vec()]
 }
 
+pub(in crate::store::redis) fn hlen(key: &[u8]) -> Command {
+    vec![b"HLEN".to_vec(), key.to_vec()]
+}
+
 pub(in crate::store::redis) fn get(key: &[u8]) -> Command {
     vec![b"GET".to_vec(), key.to_vec()]
 }
