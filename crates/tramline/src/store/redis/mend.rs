@@ -37,14 +37,14 @@ pub(super) fn revive(session: &Session<'_>, revive: &Revive) -> Result<Revived> 
     let (mut found, chosen, next) = chosen(session, revive)?;
     let next = leave_too_many(&mut found, &revive.how).or(next);
     let mut revived = Revived { count: 0, next, now: session.now };
-    let mut how = revive.how;
+    let (mut how, mut known) = (revive.how, RawClaim::default());
     session.for_each(found, |slice| {
         let mask = chosen.of(&slice);
         if mask.is_empty() {
             return Ok(());
         }
         revived.count += u64::from(mask.count());
-        change(session, &slice, |view, changes| {
+        change_one(session, &slice, &mut known, |view, changes| {
             plan_revive(&slice, mask, &mut how, session.now, view, changes);
         })
         .map(drop)
@@ -132,11 +132,12 @@ pub(super) fn expire_dead(session: &Session<'_>, subscription: &Subscription, li
         (ChunkId(columns.number()), SliceId(columns.number()))
     };
     let dead = dead_slices(session, &members.iter().map(place).collect::<Vec<_>>())?;
+    let mut known = RawClaim::default();
     session.for_each(dead, |slice| {
         let expire = |view: Option<&mut LaneView>, changes: &mut Changes| {
             remove(&slice, slice.mask, Gone::Expired, view, changes);
         };
-        change(session, &slice, expire).map(drop)
+        change_one(session, &slice, &mut known, expire).map(drop)
     })?;
     Ok(members.len() >= limit as usize)
 }
@@ -147,6 +148,16 @@ pub(super) fn change(
     slice: &Slice,
     decide: impl FnOnce(Option<&mut LaneView>, &mut Changes),
 ) -> Result<bool> {
+    change_one(session, slice, &mut RawClaim::default(), decide)
+}
+
+/// The same for one of many slices: a chunk that several are of is decoded once.
+pub(super) fn change_one(
+    session: &Session<'_>,
+    slice: &Slice,
+    known: &mut RawClaim,
+    decide: impl FnOnce(Option<&mut LaneView>, &mut Changes),
+) -> Result<bool> {
     let mut changes = Changes::default();
     let lane = if slice.is_ordered() { one_lane(session, slice.subscription, slice.lane)? } else { None };
     let Some(lane) = lane else {
@@ -155,7 +166,7 @@ pub(super) fn change(
         return Ok(changes.wake);
     };
     let mut view = LaneView::new(lane);
-    load_keys(session, &mut view, [slice.chunk].into_iter(), &mut RawClaim::default())?;
+    load_keys(session, &mut view, [slice.chunk].into_iter(), known)?;
     load_marks(session, &mut view, std::slice::from_ref(slice))?;
     decide(Some(&mut view), &mut changes);
     apply(session, slice.subscription, &changes)?;

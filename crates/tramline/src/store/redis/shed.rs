@@ -1,7 +1,7 @@
 //! A full store: how much it holds, and what goes.
 
 use super::RedisStore;
-use super::mend::change;
+use super::mend::change_one;
 use super::rows::{Logged, expect_slices, free_among, logged, remove_chunks, slices_at, within_step_slices};
 use super::session::{Session, number};
 use super::sweep::backfill_floor;
@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::model::id::{ChunkId, EventId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
 use crate::plan::mend;
+use crate::store::claimed::RawClaim;
 use crate::store::shed::{LOOK, Seen, UNCLAIMED, choose, end_of, look_per_topic, losers};
 use crate::store::verbs::{Shed, Shedded, StoreSize, Surplus};
 
@@ -107,9 +108,9 @@ fn work(session: &Session<'_>, shed: &Shed, whose: Option<SubscriptionId>) -> Re
     weights.truncate(shed.fitting(weights.iter().copied()));
     let found = of_one.take(weights.len());
     let events = found.clone().map(|slice| u64::from(slice.mask.count())).sum();
-    let mut wake = false;
+    let (mut wake, mut known) = (false, RawClaim::default());
     session.for_each(found, |slice| {
-        wake |= change(session, slice, |view, changes| mend::shed(slice, view, changes))?;
+        wake |= change_one(session, slice, &mut known, |view, changes| mend::shed(slice, view, changes))?;
         Ok(())
     })?;
     let shedded =
