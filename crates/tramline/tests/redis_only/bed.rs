@@ -135,7 +135,7 @@ impl Drop for Server {
 }
 
 /// How many words a command had, as the server's log tells it: the last one says how many more there were.
-fn words(entry: &redis::Value) -> u64 {
+pub(crate) fn words(entry: &redis::Value) -> u64 {
     let redis::Value::Array(fields) = entry else { panic!("{entry:?}") };
     let Some(redis::Value::Array(words)) = fields.get(3) else { panic!("{entry:?}") };
     let more = match words.last() {

@@ -1,6 +1,6 @@
 //! While a script runs, everybody else waits: none may take long, however much there is.
 
-use crate::bed::{Server, claim, claim_at, claim_by, done, emit, events, put, subscribe};
+use crate::bed::{Server, claim, claim_at, claim_by, done, emit, events, put, subscribe, words};
 use redis::Value;
 use std::time::Duration;
 use tramline::Event;
@@ -55,7 +55,11 @@ impl Watch {
             },
             _ => 0,
         };
-        slow.iter().map(micros).max().unwrap_or(0)
+        let longest = slow.iter().max_by_key(|entry| micros(entry));
+        if let Some(entry) = longest {
+            println!("  {} us: a command of {} words", micros(entry), words(entry));
+        }
+        longest.map_or(0, micros)
     }
 }
 
@@ -277,7 +281,7 @@ async fn what_is_awkward_takes_the_server_no_longer() {
 
 /// What goes at once where each chunk is in many lanes: left, shed, deleted.
 async fn in_lanes(watch: &mut Watch) {
-    const CHUNKS: usize = 1_000;
+    const CHUNKS: usize = 300;
     let store = watch.server.open().await.unwrap();
     let fill = async || {
         for chunk in 0..CHUNKS {
