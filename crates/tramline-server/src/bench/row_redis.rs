@@ -54,32 +54,43 @@ pub(super) async fn insert_singly(url: &str, time: Duration, payload: &[u8]) -> 
     Ok(figure)
 }
 
-/// From the call of `XADD` to the return of an `XREADGROUP` that waits for it, one entry at a time: the median in microseconds.
+/// From the call of `XADD` to the return of an `XREADGROUP` that waits for it, one entry at a time: the median in microseconds. An entry is
+/// added when the one before is acknowledged and the server says that the reader waits: a worker of Tramline always listens.
 pub(super) async fn hand_over_us(url: &str, times: usize, payload: &[u8]) -> Result<f64, BoxError> {
     let (mut owner, mut reader) = (connect(url).await?, connect(url).await?);
     create(&mut owner).await?;
-    let (started, mut starts) = mpsc::channel(1);
+    let id: u64 = redis::cmd("CLIENT").arg("ID").query_async(&mut reader).await?;
+    let (taken, mut takes) = mpsc::channel(1);
     let reading = tokio::spawn(async move {
         for _ in 0..times {
             let mut read = redis::cmd("XREADGROUP");
             read.arg("GROUP").arg(GROUP).arg("0").arg("COUNT").arg(1).arg("BLOCK").arg(5_000);
             read.arg("STREAMS").arg(STREAM).arg(">");
             let ids = ids_of(read.query_async(&mut reader).await?);
-            started.send(Instant::now()).await?;
+            let at = Instant::now();
             redis::cmd("XACK").arg(STREAM).arg(GROUP).arg(&ids).query_async::<()>(&mut reader).await?;
+            taken.send(at).await?;
         }
         Ok::<(), BoxError>(())
     });
     let mut samples = Vec::with_capacity(times);
     for _ in 0..times {
+        while !is_blocked(&mut owner, id).await? {}
         let start = Instant::now();
         redis::cmd("XADD").arg(STREAM).arg("*").arg("p").arg(payload).query_async::<()>(&mut owner).await?;
-        let at = starts.recv().await.ok_or("the reader ended")?;
+        let at = takes.recv().await.ok_or("the reader ended")?;
         samples.push(at.duration_since(start));
     }
     reading.await??;
     remove(&mut owner).await?;
     Ok(median_us(samples))
+}
+
+/// True if a connection waits in a command that blocks.
+async fn is_blocked(connection: &mut MultiplexedConnection, id: u64) -> Result<bool, BoxError> {
+    let line: String = redis::cmd("CLIENT").arg("LIST").arg("ID").arg(id).query_async(connection).await?;
+    let flags = line.split(' ').find_map(|field| field.strip_prefix("flags=")).ok_or("the reader ended")?;
+    Ok(flags.contains('b'))
 }
 
 async fn create(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
