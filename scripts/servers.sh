@@ -245,7 +245,7 @@ start_redis() {
 
 # Three nodes, each with a third of the slots.
 start_redis_cluster() {
-    local nodes=() addresses=() data attempts=5
+    local nodes=() addresses=() controls=() data attempts=5
     for number in 1 2 3; do
         data=$servers/redis-node$number
         "${as_server[@]}" mkdir "$data"
@@ -254,6 +254,7 @@ start_redis_cluster() {
             ((--attempts)) || fail "a node of the Redis Cluster does not start: $(tail -n 20 "$data.log")"
         done
         nodes+=("127.0.0.1:$port")
+        controls+=("$data-ctl")
     done
     redis-cli --cluster create "${nodes[@]}" --cluster-yes >"$servers/redis-cluster.log" 2>&1 ||
         fail "the Redis Cluster cannot be made: $(tail -n 20 "$servers/redis-cluster.log")"
@@ -265,6 +266,7 @@ start_redis_cluster() {
         done
     done
     export TRAMLINE_TEST_REDIS_CLUSTER=redis://$(IFS=, && echo "${addresses[*]}")
+    export TRAMLINE_TEST_REDIS_CLUSTER_CTL=$(IFS=, && echo "${controls[*]}")
     echo "Redis Cluster: $TRAMLINE_TEST_REDIS_CLUSTER" >&2
 }
 
