@@ -245,15 +245,16 @@ start_redis() {
 
 # Three nodes, each with a third of the slots.
 start_redis_cluster() {
-    local nodes=() addresses=() data attempts=5
+    local nodes=() addresses=() controls=() data attempts=5
     for number in 1 2 3; do
         data=$servers/redis-node$number
         "${as_server[@]}" mkdir "$data"
-        until choose_port && write_redis_ctl "$data-ctl" "$data" --cluster-enabled yes --cluster-node-timeout 2000 &&
+        until choose_node_port && write_redis_ctl "$data-ctl" "$data" --cluster-enabled yes --cluster-node-timeout 2000 &&
             "$data-ctl" start 2>/dev/null; do
             ((--attempts)) || fail "a node of the Redis Cluster does not start: $(tail -n 20 "$data.log")"
         done
         nodes+=("127.0.0.1:$port")
+        controls+=("$data-ctl")
     done
     redis-cli --cluster create "${nodes[@]}" --cluster-yes >"$servers/redis-cluster.log" 2>&1 ||
         fail "the Redis Cluster cannot be made: $(tail -n 20 "$servers/redis-cluster.log")"
@@ -265,6 +266,7 @@ start_redis_cluster() {
         done
     done
     export TRAMLINE_TEST_REDIS_CLUSTER=redis://$(IFS=, && echo "${addresses[*]}")
+    export TRAMLINE_TEST_REDIS_CLUSTER_CTL=$(IFS=, && echo "${controls[*]}")
     echo "Redis Cluster: $TRAMLINE_TEST_REDIS_CLUSTER" >&2
 }
 
@@ -337,5 +339,12 @@ nats_answers() {
 choose_port() {
     while port=$((20000 + RANDOM % 12000)); do
         (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || return 0
+    done
+}
+
+# A node of a Cluster also listens 10,000 ports higher. Where outgoing connections take theirs, that one may be gone when the node starts.
+choose_node_port() {
+    until choose_port && ((port + 10000 < 32768)) && ! (exec 3<>"/dev/tcp/127.0.0.1/$((port + 10000))") 2>/dev/null; do
+        :
     done
 }

@@ -1,7 +1,7 @@
 //! `tramline bench`: what this machine and store can do, beside a queue of one row per job in the same run.
 //!
 //! - `row`, `row_sqlite`, `row_postgres`, `row_mysql`, `row_redis`: what Tramline is compared with
-//! - `target`: a private place in the store that is measured
+//! - `target`: a private place in the store that is measured; `redis_server`: where that is on Redis
 //! - `emit`, `drain`, `latency`: what is measured of the library
 //! - `tally`, `tally_row`: what is measured of tallies, and one row per item beside it
 //! - `wakes`: what hints cost that come ten times
@@ -20,6 +20,7 @@ mod pinned;
 mod process;
 mod push;
 mod queries;
+mod redis_server;
 mod retention;
 mod row;
 mod row_mysql;

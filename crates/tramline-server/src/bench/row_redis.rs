@@ -5,43 +5,44 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, RedisError, Value};
+use redis::{RedisError, Value};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use super::redis_server::Server;
 use super::row::{BoxError, RowFigures, all, median_us, rate};
 
 /// Entries per round trip, for all commands.
 const BATCH: usize = 100;
 const CONNECTIONS: usize = 4;
-const STREAM: &str = "tramline_bench_stream";
+const STREAM: &str = "bench_stream";
 const GROUP: &str = "bench";
 
 /// Connections that each add one entry at a time.
 const SINGLES: usize = 16;
 
 /// Adds and drains `events` entries in a stream of its own.
-pub(super) async fn run(url: &str, events: usize, payload: &[u8]) -> Result<RowFigures, BoxError> {
-    let mut owner = connect(url).await?;
-    create(&mut owner).await?;
-    let figures = measure(url, events, payload).await;
-    remove(&mut owner).await?;
+pub(super) async fn run(server: &Server, events: usize, payload: &[u8]) -> Result<RowFigures, BoxError> {
+    let (stream, mut owner) = (server.key(STREAM), server.connect().await?);
+    create(&mut owner, &stream).await?;
+    let figures = measure(server, events, payload).await;
+    remove(&mut owner, &stream).await?;
     figures
 }
 
 /// How many entries a second many connections add that each wait for their one `XADD`.
-pub(super) async fn insert_singly(url: &str, time: Duration, payload: &[u8]) -> Result<f64, BoxError> {
-    let mut owner = connect(url).await?;
-    create(&mut owner).await?;
+pub(super) async fn insert_singly(server: &Server, time: Duration, payload: &[u8]) -> Result<f64, BoxError> {
+    let (stream, mut owner) = (server.key(STREAM), server.connect().await?);
+    create(&mut owner, &stream).await?;
     let start = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..SINGLES {
-        let (mut connection, payload) = (connect(url).await?, payload.to_vec());
+        let (mut connection, stream, payload) = (server.connect().await?, stream.clone(), payload.to_vec());
         tasks.spawn(async move {
             let mut added = 0;
             while start.elapsed() < time {
                 let mut add = redis::cmd("XADD");
-                add.arg(STREAM).arg("*").arg("p").arg(&payload);
+                add.arg(&stream).arg("*").arg("p").arg(&payload);
                 add.query_async::<()>(&mut connection).await?;
                 added += 1;
             }
@@ -50,115 +51,88 @@ pub(super) async fn insert_singly(url: &str, time: Duration, payload: &[u8]) -> 
     }
     let added: usize = all(tasks).await?.iter().sum();
     let figure = rate(added, start.elapsed());
-    remove(&mut owner).await?;
+    remove(&mut owner, &stream).await?;
     Ok(figure)
 }
 
-/// From the call of `XADD` to the return of an `XREADGROUP` that waits for it, one entry at a time: the median in microseconds.
-pub(super) async fn hand_over_us(url: &str, times: usize, payload: &[u8]) -> Result<f64, BoxError> {
-    let (mut owner, mut reader) = (connect(url).await?, connect(url).await?);
-    create(&mut owner).await?;
-    let (started, mut starts) = mpsc::channel(1);
+/// From the call of `XADD` to the return of an `XREADGROUP` that waits for it, one entry at a time: the median in microseconds. An entry is
+/// added when the one before is acknowledged and the server says that the reader waits: a worker of Tramline always listens.
+pub(super) async fn hand_over_us(server: &Server, times: usize, payload: &[u8]) -> Result<f64, BoxError> {
+    let (stream, mut owner, mut reader) =
+        (server.key(STREAM), server.connect().await?, server.connect().await?);
+    create(&mut owner, &stream).await?;
+    let read_from = stream.clone();
+    let id: u64 = redis::cmd("CLIENT").arg("ID").query_async(&mut reader).await?;
+    let (taken, mut takes) = mpsc::channel(1);
     let reading = tokio::spawn(async move {
         for _ in 0..times {
             let mut read = redis::cmd("XREADGROUP");
             read.arg("GROUP").arg(GROUP).arg("0").arg("COUNT").arg(1).arg("BLOCK").arg(5_000);
-            read.arg("STREAMS").arg(STREAM).arg(">");
+            read.arg("STREAMS").arg(&read_from).arg(">");
             let ids = ids_of(read.query_async(&mut reader).await?);
-            started.send(Instant::now()).await?;
-            redis::cmd("XACK").arg(STREAM).arg(GROUP).arg(&ids).query_async::<()>(&mut reader).await?;
+            let at = Instant::now();
+            redis::cmd("XACK").arg(&read_from).arg(GROUP).arg(&ids).query_async::<()>(&mut reader).await?;
+            taken.send(at).await?;
         }
         Ok::<(), BoxError>(())
     });
     let mut samples = Vec::with_capacity(times);
     for _ in 0..times {
+        while !is_blocked(&mut owner, id).await? {}
         let start = Instant::now();
-        redis::cmd("XADD").arg(STREAM).arg("*").arg("p").arg(payload).query_async::<()>(&mut owner).await?;
-        let at = starts.recv().await.ok_or("the reader ended")?;
+        redis::cmd("XADD").arg(&stream).arg("*").arg("p").arg(payload).query_async::<()>(&mut owner).await?;
+        let at = takes.recv().await.ok_or("the reader ended")?;
         samples.push(at.duration_since(start));
     }
     reading.await??;
-    remove(&mut owner).await?;
+    remove(&mut owner, &stream).await?;
     Ok(median_us(samples))
 }
 
-async fn create(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-    remove(connection).await?;
+/// True if a connection waits in a command that blocks.
+async fn is_blocked(connection: &mut MultiplexedConnection, id: u64) -> Result<bool, BoxError> {
+    let line: String = redis::cmd("CLIENT").arg("LIST").arg("ID").arg(id).query_async(connection).await?;
+    let flags = line.split(' ').find_map(|field| field.strip_prefix("flags=")).ok_or("the reader ended")?;
+    Ok(flags.contains('b'))
+}
+
+async fn create(connection: &mut MultiplexedConnection, stream: &str) -> Result<(), RedisError> {
+    remove(connection, stream).await?;
     let mut create = redis::cmd("XGROUP");
-    create.arg("CREATE").arg(STREAM).arg(GROUP).arg("0").arg("MKSTREAM");
+    create.arg("CREATE").arg(stream).arg(GROUP).arg("0").arg("MKSTREAM");
     create.query_async::<()>(connection).await
 }
 
 /// The median time of one write, in microseconds. How durable it is, the server's settings say.
-pub(super) async fn commit_us(url: &str, rounds: usize) -> Result<f64, BoxError> {
-    let mut owner = connect(url).await?;
+pub(super) async fn commit_us(server: &Server, rounds: usize) -> Result<f64, BoxError> {
+    let (stream, mut owner) = (server.key(STREAM), server.connect().await?);
     let mut samples = Vec::with_capacity(rounds);
     for _ in 0..rounds {
         let start = Instant::now();
-        redis::cmd("INCR").arg(STREAM).query_async::<()>(&mut owner).await?;
+        redis::cmd("INCR").arg(&stream).query_async::<()>(&mut owner).await?;
         samples.push(start.elapsed());
     }
-    remove(&mut owner).await?;
+    remove(&mut owner, &stream).await?;
     Ok(median_us(samples))
 }
 
-/// What the server needs in memory.
-pub(super) async fn memory(url: &str) -> Result<i64, BoxError> {
-    Ok(info(url, "memory", "used_memory:").await?.parse()?)
+async fn remove(connection: &mut MultiplexedConnection, stream: &str) -> Result<(), RedisError> {
+    redis::cmd("UNLINK").arg(stream).query_async(connection).await
 }
 
-/// The version of the server.
-pub(super) async fn version(url: &str) -> Result<String, BoxError> {
-    info(url, "server", "redis_version:").await
-}
-
-async fn info(url: &str, section: &str, field: &str) -> Result<String, BoxError> {
-    let text: String = redis::cmd("INFO").arg(section).query_async(&mut connect(url).await?).await?;
-    let found = text.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default();
-    Ok(found.trim().to_owned())
-}
-
-/// Removes all keys of a store.
-pub(super) async fn remove_store(url: &str, name: &str) -> Result<(), BoxError> {
-    let mut connection = connect(url).await?;
-    let mut cursor = "0".to_owned();
-    loop {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(&cursor).arg("MATCH").arg(format!("{{{name}}}:*")).arg("COUNT").arg(1000);
-        let (next, keys): (String, Vec<Vec<u8>>) = scan.query_async(&mut connection).await?;
-        if !keys.is_empty() {
-            redis::cmd("UNLINK").arg(keys).query_async::<()>(&mut connection).await?;
-        }
-        if next == "0" {
-            return Ok(());
-        }
-        cursor = next;
-    }
-}
-
-async fn connect(url: &str) -> Result<MultiplexedConnection, RedisError> {
-    // A connection that waits for an entry has to outwait it.
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
-    Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
-}
-
-async fn remove(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-    redis::cmd("UNLINK").arg(STREAM).query_async(connection).await
-}
-
-async fn measure(url: &str, events: usize, payload: &[u8]) -> Result<RowFigures, BoxError> {
+async fn measure(server: &Server, events: usize, payload: &[u8]) -> Result<RowFigures, BoxError> {
     let start = Instant::now();
     let mut inserts = JoinSet::new();
     for number in 0..CONNECTIONS {
         let share = events / CONNECTIONS + usize::from(number < events % CONNECTIONS);
-        inserts.spawn(insert(connect(url).await?, share, payload.to_vec()));
+        inserts.spawn(insert(server.connect().await?, server.key(STREAM), share, payload.to_vec()));
     }
     all(inserts).await?;
     let insert = rate(events, start.elapsed());
     let start = Instant::now();
     let mut drains = JoinSet::new();
     for number in 0..CONNECTIONS {
-        drains.spawn(drain(connect(url).await?, number));
+        drains.spawn(drain(server.connect().await?, server.key(STREAM), number));
     }
     let drained: usize = all(drains).await?.iter().sum();
     let drain = rate(events, start.elapsed());
@@ -170,6 +144,7 @@ async fn measure(url: &str, events: usize, payload: &[u8]) -> Result<RowFigures,
 
 async fn insert(
     mut connection: MultiplexedConnection,
+    stream: String,
     events: usize,
     payload: Vec<u8>,
 ) -> Result<(), BoxError> {
@@ -177,7 +152,7 @@ async fn insert(
     while left > 0 {
         let mut batch = redis::pipe();
         for _ in 0..left.min(BATCH) {
-            batch.cmd("XADD").arg(STREAM).arg("*").arg("p").arg(&payload).ignore();
+            batch.cmd("XADD").arg(&stream).arg("*").arg("p").arg(&payload).ignore();
         }
         batch.query_async::<()>(&mut connection).await?;
         left -= left.min(BATCH);
@@ -185,19 +160,23 @@ async fn insert(
     Ok(())
 }
 
-async fn drain(mut connection: MultiplexedConnection, number: usize) -> Result<usize, BoxError> {
+async fn drain(
+    mut connection: MultiplexedConnection,
+    stream: String,
+    number: usize,
+) -> Result<usize, BoxError> {
     let mut drained = 0;
     loop {
         let mut read = redis::cmd("XREADGROUP");
-        read.arg("GROUP").arg(GROUP).arg(number).arg("COUNT").arg(BATCH).arg("STREAMS").arg(STREAM).arg(">");
+        read.arg("GROUP").arg(GROUP).arg(number).arg("COUNT").arg(BATCH).arg("STREAMS").arg(&stream).arg(">");
         let ids = ids_of(read.query_async(&mut connection).await?);
         if ids.is_empty() {
             return Ok(drained);
         }
         drained += ids.len();
         let mut done = redis::pipe();
-        done.cmd("XACK").arg(STREAM).arg(GROUP).arg(&ids).ignore();
-        done.cmd("XDEL").arg(STREAM).arg(&ids).ignore();
+        done.cmd("XACK").arg(&stream).arg(GROUP).arg(&ids).ignore();
+        done.cmd("XDEL").arg(&stream).arg(&ids).ignore();
         done.query_async::<()>(&mut connection).await?;
     }
 }

@@ -1,5 +1,6 @@
 //! What tallies are compared with: one row per item, which is marked when the item is done. The index has what is pending.
 
+use super::redis_server::Server;
 use super::row::{BoxError, rate};
 use super::target::Target;
 use rusqlite::{Connection, TransactionBehavior};
@@ -200,27 +201,25 @@ async fn ack_rows_on_mysql(
 }
 
 /// A set of what is pending: the usual way on Redis, and its smallest.
-async fn redis_set(server: &str, items: usize, callers: usize) -> Result<RowTally, BoxError> {
-    const SET: &str = "tramline_bench_items";
-    let client = redis::Client::open(server)?;
-    let mut owner = client.get_multiplexed_async_connection().await?;
-    redis::cmd("UNLINK").arg(SET).query_async::<()>(&mut owner).await?;
+async fn redis_set(server: &Server, items: usize, callers: usize) -> Result<RowTally, BoxError> {
+    let (set, mut owner) = (server.key("bench_items"), server.connect().await?);
+    redis::cmd("UNLINK").arg(&set).query_async::<()>(&mut owner).await?;
     let start = Instant::now();
     for first in (0..items).step_by(ADD) {
         let some: Vec<usize> = (first..(first + ADD).min(items)).collect();
-        redis::cmd("SADD").arg(SET).arg(some).query_async::<()>(&mut owner).await?;
+        redis::cmd("SADD").arg(&set).arg(some).query_async::<()>(&mut owner).await?;
     }
     let add = start.elapsed();
-    let bytes: u64 = redis::cmd("MEMORY").arg("USAGE").arg(SET).query_async(&mut owner).await?;
+    let bytes: u64 = redis::cmd("MEMORY").arg("USAGE").arg(&set).query_async(&mut owner).await?;
     let start = Instant::now();
     let mut tasks: JoinSet<Result<(), BoxError>> = JoinSet::new();
     for caller in 0..callers {
-        let mut connection = client.get_multiplexed_async_connection().await?;
+        let (set, mut connection) = (set.clone(), server.connect().await?);
         tasks.spawn(async move {
             for chunk in (caller..items / ACK).step_by(callers) {
                 let some: Vec<usize> = (chunk * ACK..(chunk + 1) * ACK).collect();
                 let mut ack = redis::pipe();
-                ack.cmd("SREM").arg(SET).arg(some).ignore().cmd("EXISTS").arg(SET).ignore();
+                ack.cmd("SREM").arg(&set).arg(some).ignore().cmd("EXISTS").arg(&set).ignore();
                 ack.query_async::<()>(&mut connection).await?;
             }
             Ok(())
@@ -231,8 +230,8 @@ async fn redis_set(server: &str, items: usize, callers: usize) -> Result<RowTall
     }
     let ack = start.elapsed();
     let start = Instant::now();
-    redis::cmd("SCARD").arg(SET).query_async::<()>(&mut owner).await?;
+    redis::cmd("SCARD").arg(&set).query_async::<()>(&mut owner).await?;
     let get = start.elapsed();
-    redis::cmd("UNLINK").arg(SET).query_async::<()>(&mut owner).await?;
+    redis::cmd("UNLINK").arg(&set).query_async::<()>(&mut owner).await?;
     Ok(RowTally::new(items, add, ack, get, bytes))
 }

@@ -1,7 +1,7 @@
 //! A private place in the store that is measured: a file, a schema or a database of its own.
 
+use super::redis_server::Server;
 use super::row::BoxError;
-use super::row_redis;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection};
 use std::sync::Arc;
 use tramline::{Options, OtelTraces, Tramline};
@@ -29,13 +29,11 @@ pub(super) enum Target {
         url: String,
         database: String,
     },
-    /// A store of its own name on the server that was named.
+    /// A store of its own name on the server or Cluster that was named.
     Redis {
-        /// The URL of the server.
-        server: String,
+        server: Server,
         /// The URL with the name.
         url: String,
-        name: String,
     },
 }
 
@@ -51,11 +49,12 @@ impl Target {
     /// Names the place; opening it creates it.
     pub(super) async fn create(store: &str) -> Result<Target, BoxError> {
         let name = format!("bench_{}", std::process::id());
+        let scheme = store.split("://").next().unwrap_or_default();
+        let sign = if store.contains('?') { '&' } else { '?' };
         if let Some(path) = store.strip_prefix("sqlite://") {
             return Ok(Target::Sqlite { url: format!("sqlite://{path}.{name}") });
         }
         if store.starts_with("postgres") {
-            let sign = if store.contains('?') { '&' } else { '?' };
             let url = format!("{store}{sign}schema={name}");
             return Ok(Target::Postgres { server: store.to_owned(), url, schema: name });
         }
@@ -66,9 +65,10 @@ impl Target {
             connection.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await?;
             return Ok(Target::Mysql { url: format!("{server}/{name}"), server, database: name });
         }
-        if store.starts_with("redis://") || store.starts_with("rediss://") {
-            let server = store.split('?').next().unwrap_or_default().to_owned();
-            return Ok(Target::Redis { url: format!("{server}?name={name}"), server, name });
+        if ["redis", "rediss", "redis+cluster", "rediss+cluster"].contains(&scheme) {
+            let server = Server::of(store, &name).await?;
+            // Of two names the last one counts.
+            return Ok(Target::Redis { url: format!("{store}{sign}name={name}"), server });
         }
         Err("bench measures sqlite://path, postgres://user@host/db, mysql://user@host/db and redis://host; memory is not durable".into())
     }
@@ -122,7 +122,7 @@ impl Target {
                 let mut connection = MySqlConnection::connect(server).await?;
                 Ok(sqlx::query_scalar("SELECT VERSION()").fetch_one(&mut connection).await?)
             }
-            Target::Redis { server, .. } => row_redis::version(server).await,
+            Target::Redis { server, .. } => server.version().await,
         }
     }
 
@@ -157,7 +157,7 @@ impl Target {
                            FROM information_schema.tables WHERE table_schema = ?";
                 Ok(sqlx::query_scalar(sql).bind(database).fetch_one(&mut connection).await?)
             }
-            Target::Redis { server, .. } => row_redis::memory(server).await,
+            Target::Redis { server, .. } => server.memory().await,
         }
     }
 
@@ -178,7 +178,7 @@ impl Target {
                 let mut connection = MySqlConnection::connect(server).await?;
                 connection.execute(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {database}"))).await?;
             }
-            Target::Redis { server, name, .. } => row_redis::remove_store(server, name).await?,
+            Target::Redis { server, .. } => server.remove_store().await?,
         }
         Ok(())
     }

@@ -51,6 +51,7 @@ mod limits;
 mod lives;
 mod log;
 mod many;
+mod nodes;
 mod order;
 mod parked;
 mod patterns;

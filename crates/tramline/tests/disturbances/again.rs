@@ -45,7 +45,7 @@ pub(crate) async fn run() {
         let (_, mut after) = read(&store, first).await;
         match crash {
             Crash::Process => signal("-KILL", log_writer),
-            Crash::Server => place.crash(),
+            Crash::Server => place.crash().await,
         }
         let again = claim(&store, id).await;
         settle(&store, id, &taken).await;

@@ -3,8 +3,7 @@
 use crate::crew::WORKERS;
 use crate::proxy::Proxy;
 use std::process::Command;
-
-const REDIS: &str = "TRAMLINE_TEST_REDIS_CTL";
+use std::time::Duration;
 
 pub(crate) struct Place {
     /// Straight to the database.
@@ -12,8 +11,10 @@ pub(crate) struct Place {
     /// A proxy for every worker process, and the last one for the emitter; none for a file, nor for a Cluster, whose nodes say themselves
     /// where they are.
     pub(crate) proxies: Vec<Proxy>,
-    /// The variable that names the program which restarts the server; none for a file or a Cluster.
-    control: Option<&'static str>,
+    /// The program that restarts the server; none for a file.
+    control: Option<String>,
+    /// Where Redis has the store: of a Cluster the node.
+    redis: Option<String>,
     _folder: Option<tempfile::TempDir>,
 }
 
@@ -32,7 +33,7 @@ impl Place {
     fn sqlite() -> Place {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", folder.path().join("disturbed.db").display());
-        Place { url, proxies: Vec::new(), control: None, _folder: Some(folder) }
+        Place { url, proxies: Vec::new(), control: None, redis: None, _folder: Some(folder) }
     }
 
     async fn postgres() -> Place {
@@ -57,24 +58,34 @@ impl Place {
     async fn redis() -> Place {
         let server = std::env::var("TRAMLINE_TEST_REDIS").expect("no Redis to test with: run ./test");
         let url = format!("{server}?name={}", name());
-        let place = Place::on_server(url, REDIS).await;
+        let place = Place { redis: Some(server), ..Place::on_server(url, "TRAMLINE_TEST_REDIS_CTL").await };
         place.sync("always");
         place
     }
 
+    /// What is restarted is the node that has the store. The others only see that it is away.
     fn redis_cluster() -> Place {
         let servers =
             std::env::var("TRAMLINE_TEST_REDIS_CLUSTER").expect("no Redis Cluster to test with: run ./test");
-        let url = format!("{servers}?name=disturbed_{}", std::process::id());
-        Place { url, proxies: Vec::new(), control: None, _folder: None }
+        let addresses: Vec<&str> = servers.trim_start_matches("redis://").split(',').collect();
+        let at = node_of_store(&addresses);
+        let place = Place {
+            url: format!("{servers}?name={}", name()),
+            proxies: Vec::new(),
+            control: control("TRAMLINE_TEST_REDIS_CLUSTER_CTL").split(',').nth(at).map(str::to_owned),
+            redis: Some(format!("redis://{}", addresses[at])),
+            _folder: None,
+        };
+        place.sync("always");
+        place
     }
 
-    async fn on_server(url: String, control: &'static str) -> Place {
+    async fn on_server(url: String, variable: &str) -> Place {
         let mut proxies = Vec::new();
         for _ in 0..=WORKERS {
             proxies.push(Proxy::start(host_of(&url)).await);
         }
-        Place { url, proxies, control: Some(control), _folder: None }
+        Place { url, proxies, control: Some(control(variable)), redis: None, _folder: None }
     }
 
     /// Restarts the server, if there is one.
@@ -83,9 +94,10 @@ impl Place {
     }
 
     /// The server ends at once, without a chance to write anything, and recovers.
-    pub(crate) fn crash(&self) {
+    pub(crate) async fn crash(&self) {
         self.control("kill");
         self.control("start");
+        self.until_whole().await;
     }
 
     /// What tests before this one have written need not be recovered after a crash of PostgreSQL: that may take long.
@@ -103,8 +115,7 @@ impl Place {
     }
 
     fn control(&self, what: &str) {
-        let Some(control) = self.control else { return };
-        let control = std::env::var(control).expect("no control of the server: run ./test");
+        let Some(control) = &self.control else { return };
         assert!(Command::new(control).arg(what).status().unwrap().success());
         if what != "kill" {
             self.sync("always");
@@ -114,14 +125,9 @@ impl Place {
     /// When Redis syncs what it has written. It starts with `everysec`, which may lose what was acknowledged just before it is killed;
     /// what is checked here is promised for `always`.
     fn sync(&self, when: &str) {
-        if self.control == Some(REDIS) {
-            self.run_on_redis(&["CONFIG", "SET", "appendfsync", when]);
+        if let Some(redis) = &self.redis {
+            run_on_redis(redis, &["CONFIG", "SET", "appendfsync", when]);
         }
-    }
-
-    fn run_on_redis(&self, words: &[&str]) {
-        let mut connection = redis::Client::open(self.url.as_str()).unwrap().get_connection().unwrap();
-        redis::cmd(words[0]).arg(&words[1..]).exec(&mut connection).unwrap();
     }
 
     /// Removes what was made on a server.
@@ -132,10 +138,25 @@ impl Place {
             run_on_mysql(&format!("mysql://{server}"), &format!("DROP DATABASE {database}")).await;
         } else if self.url.starts_with("postgres") {
             run_on_postgres(&format!("DROP OWNED BY {name} CASCADE; DROP ROLE {name}", name = name())).await;
-        } else if self.control == Some(REDIS) {
+        } else if let Some(redis) = &self.redis {
             let all = "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('UNLINK', key) end";
-            self.run_on_redis(&["EVAL", all, "0", &format!("{{{}}}:*", name())]);
+            self.until_whole().await;
+            run_on_redis(redis, &["EVAL", all, "0", &format!("{{{}}}:*", name())]);
             self.sync("everysec");
+        }
+    }
+
+    /// Waits until all nodes of a Cluster take each other for healthy again, which takes a new one two seconds.
+    async fn until_whole(&self) {
+        let nodes = self.url.trim_start_matches("redis://").split('?').next().unwrap_or_default();
+        let nodes: Vec<String> = nodes.split(',').map(|address| format!("redis://{address}")).collect();
+        let is_well = |node: &String| {
+            let mut info = redis::cmd("CLUSTER");
+            let state: String = info.arg("INFO").query(&mut connect_to_redis(node)).unwrap();
+            state.contains("cluster_state:ok")
+        };
+        while nodes.len() > 1 && !nodes.iter().all(is_well) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -164,6 +185,26 @@ fn name() -> String {
 
 fn postgres() -> String {
     std::env::var("TRAMLINE_TEST_POSTGRES").expect("no PostgreSQL to test with: run ./test")
+}
+
+fn control(variable: &str) -> String {
+    std::env::var(variable).expect("no control of the server: run ./test")
+}
+
+/// Which of the nodes of a Cluster has the store: one that has not says who has.
+fn node_of_store(addresses: &[&str]) -> usize {
+    let mut first = connect_to_redis(&format!("redis://{}", addresses[0]));
+    let Err(moved) = redis::cmd("EXISTS").arg(format!("{{{}}}:", name())).exec(&mut first) else { return 0 };
+    let (address, _) = moved.redirect_node().unwrap();
+    addresses.iter().position(|one| *one == address).unwrap()
+}
+
+fn run_on_redis(url: &str, words: &[&str]) {
+    redis::cmd(words[0]).arg(&words[1..]).exec(&mut connect_to_redis(url)).unwrap();
+}
+
+fn connect_to_redis(url: &str) -> redis::Connection {
+    redis::Client::open(url).unwrap().get_connection().unwrap()
 }
 
 async fn run_on_postgres(sql: &str) {

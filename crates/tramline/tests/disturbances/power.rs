@@ -9,7 +9,7 @@ use tramline::model::lane::{Known, Share};
 use tramline::store::verbs::{Claim, Claimed, Settle, SettleSlice, Suspects};
 use tramline::{Event, Outcome, Tramline};
 
-pub(crate) const STORES: [&str; 3] = ["postgres", "mysql", "redis"];
+pub(crate) const STORES: [&str; 4] = ["postgres", "mysql", "redis", "redis_cluster"];
 
 const CRASHES: usize = 3;
 const EVENTS: usize = 10;
@@ -24,7 +24,7 @@ pub(crate) async fn run(store: &str) {
         settle(&tram, &claim(&tram, UNORDERED).await).await;
         assert_eq!(ids(&claim(&tram, AT_MOST_ONCE).await), first, "{store}");
         let last = emit(&tram).await;
-        place.crash();
+        place.crash().await;
         tram.close().await;
         tram = Tramline::open(&place.url).await.unwrap();
         let left = claim(&tram, UNORDERED).await;

@@ -1,0 +1,90 @@
+//! The Redis server that is measured, or of a Cluster the node that has the store: the row loop runs there too, on plain connections.
+
+use super::row::BoxError;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, RedisError};
+use std::time::Duration;
+
+/// One server, and what the store on it is called.
+pub(super) struct Server {
+    url: String,
+    name: String,
+}
+
+impl Server {
+    /// Of the servers that a store's URL names, or that they know of, the one with the keys of the store `name`.
+    pub(super) async fn of(store: &str, name: &str) -> Result<Server, BoxError> {
+        let (scheme, rest) = store.split_once("://").ok_or("the URL cannot be read")?;
+        let scheme = scheme.trim_end_matches("+cluster");
+        let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        // Of the parameters all are Tramline's.
+        let path = path.split('?').next().unwrap_or_default();
+        let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
+        let sign = if user.is_empty() { "" } else { "@" };
+        let at = |host: &str| Server {
+            url: format!("{scheme}://{user}{sign}{host}{path}"),
+            name: name.to_owned(),
+        };
+        let mut unreachable = None;
+        for host in hosts.split(',') {
+            match at(host).has_the_store().await {
+                Ok(()) => return Ok(at(host)),
+                Err(error) => match error.redirect_node() {
+                    Some((host, _)) => return Ok(at(host)),
+                    None => unreachable = Some(error),
+                },
+            }
+        }
+        Err(unreachable.map_or("the URL names no host".into(), BoxError::from))
+    }
+
+    /// An error that names another node where that one has it.
+    async fn has_the_store(&self) -> Result<(), RedisError> {
+        redis::cmd("EXISTS").arg(self.key("x")).query_async(&mut self.connect().await?).await
+    }
+
+    /// A key that is in the slot of the store, and goes with it at the latest.
+    pub(super) fn key(&self, name: &str) -> String {
+        format!("{{{}}}:{name}", self.name)
+    }
+
+    pub(super) async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
+        // A connection that waits for an entry has to outwait it.
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
+        Client::open(self.url.as_str())?.get_multiplexed_async_connection_with_config(&config).await
+    }
+
+    /// What it needs in memory.
+    pub(super) async fn memory(&self) -> Result<i64, BoxError> {
+        Ok(self.info("memory", "used_memory:").await?.parse()?)
+    }
+
+    pub(super) async fn version(&self) -> Result<String, BoxError> {
+        self.info("server", "redis_version:").await
+    }
+
+    async fn info(&self, section: &str, field: &str) -> Result<String, BoxError> {
+        let mut info = redis::cmd("INFO");
+        let text: String = info.arg(section).query_async(&mut self.connect().await?).await?;
+        let found = text.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default();
+        Ok(found.trim().to_owned())
+    }
+
+    /// Removes all keys of the store.
+    pub(super) async fn remove_store(&self) -> Result<(), BoxError> {
+        let mut connection = self.connect().await?;
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(&cursor).arg("MATCH").arg(self.key("*")).arg("COUNT").arg(1000);
+            let (next, keys): (String, Vec<Vec<u8>>) = scan.query_async(&mut connection).await?;
+            if !keys.is_empty() {
+                redis::cmd("UNLINK").arg(keys).query_async::<()>(&mut connection).await?;
+            }
+            if next == "0" {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+}
