@@ -36,6 +36,7 @@ pub(crate) use queries::QueryCounter;
 pub(crate) use row::BoxError;
 
 use pinned::Pin;
+use row_redis::Next;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -325,7 +326,8 @@ async fn row_loop(target: &Target, size: Size, samples: &mut Samples) -> Result<
     Ok(())
 }
 
-/// `commit_us`, and `row_latency_p50_us` where a plain server hands rows over by itself.
+/// `commit_us`, and `row_latency_p50_us` where a plain server hands rows over by itself; on Redis also `row_latency_waiting_p50_us`, where
+/// the reader has nothing else to do.
 async fn row_latency(target: &Target, size: Size, samples: &mut Samples) -> Result<(), BoxError> {
     let payload = [b'x'; PAYLOAD];
     let commit = match target {
@@ -339,7 +341,12 @@ async fn row_latency(target: &Target, size: Size, samples: &mut Samples) -> Resu
         Target::Postgres { server, .. } => {
             row_postgres::hand_over_us(server, size.handovers, &payload).await?
         }
-        Target::Redis { server, .. } => row_redis::hand_over_us(server, size.handovers, &payload).await?,
+        Target::Redis { server, .. } => {
+            let waiting = Next::WhenTheReaderWaits;
+            let waiting = row_redis::hand_over_us(server, size.handovers, &payload, waiting).await?;
+            samples.add("row_latency_waiting_p50_us", waiting);
+            row_redis::hand_over_us(server, size.handovers, &payload, Next::AtOnce).await?
+        }
         Target::Sqlite { .. } | Target::Mysql { .. } => return Ok(()),
     };
     samples.add("row_latency_p50_us", handover);

@@ -87,12 +87,10 @@ async fn measure_hand_over(url: &str, times: usize, payload: &[u8]) -> Result<f6
     let working = tokio::spawn(async move {
         while listener.recv().await.is_ok() {
             let ids = claim(&mut worker).await?;
-            let at = Instant::now();
-            sqlx::query(DELETE).bind(&ids).execute(&mut worker).await?;
-            // Only then: the deletion of one row is no part of the hand-over of the next.
-            if !ids.is_empty() && taken.send(at).await.is_err() {
+            if !ids.is_empty() && taken.send(Instant::now()).await.is_err() {
                 break;
             }
+            sqlx::query(DELETE).bind(&ids).execute(&mut worker).await?;
         }
         Ok::<(), BoxError>(())
     });

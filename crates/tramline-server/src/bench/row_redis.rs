@@ -55,9 +55,22 @@ pub(super) async fn insert_singly(server: &Server, time: Duration, payload: &[u8
     Ok(figure)
 }
 
-/// From the call of `XADD` to the return of an `XREADGROUP` that waits for it, one entry at a time: the median in microseconds. An entry is
-/// added when the one before is acknowledged and the server says that the reader waits: a worker of Tramline always listens.
-pub(super) async fn hand_over_us(server: &Server, times: usize, payload: &[u8]) -> Result<f64, BoxError> {
+/// When the next entry is handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// When the one before is in the reader's hand, who acknowledges it meanwhile: as the workers of the latency benchmark do.
+    AtOnce,
+    /// When the one before is acknowledged, and the server says that the reader waits again.
+    WhenTheReaderWaits,
+}
+
+/// From the call of `XADD` to the return of an `XREADGROUP`, one entry at a time: the median in microseconds.
+pub(super) async fn hand_over_us(
+    server: &Server,
+    times: usize,
+    payload: &[u8],
+    next: Next,
+) -> Result<f64, BoxError> {
     let (stream, mut owner, mut reader) =
         (server.key(STREAM), server.connect().await?, server.connect().await?);
     create(&mut owner, &stream).await?;
@@ -71,14 +84,19 @@ pub(super) async fn hand_over_us(server: &Server, times: usize, payload: &[u8]) 
             read.arg("STREAMS").arg(&read_from).arg(">");
             let ids = ids_of(read.query_async(&mut reader).await?);
             let at = Instant::now();
+            if next == Next::AtOnce {
+                taken.send(at).await?;
+            }
             redis::cmd("XACK").arg(&read_from).arg(GROUP).arg(&ids).query_async::<()>(&mut reader).await?;
-            taken.send(at).await?;
+            if next == Next::WhenTheReaderWaits {
+                taken.send(at).await?;
+            }
         }
         Ok::<(), BoxError>(())
     });
     let mut samples = Vec::with_capacity(times);
     for _ in 0..times {
-        while !is_blocked(&mut owner, id).await? {}
+        while next == Next::WhenTheReaderWaits && !is_blocked(&mut owner, id).await? {}
         let start = Instant::now();
         redis::cmd("XADD").arg(&stream).arg("*").arg("p").arg(payload).query_async::<()>(&mut owner).await?;
         let at = takes.recv().await.ok_or("the reader ended")?;
