@@ -12,6 +12,10 @@ conformance![
     many_failures_come_again_before_what_is_behind_them,
     what_fails_again_keeps_its_place,
     what_is_given_back_keeps_its_place_among_failures,
+    what_waited_does_not_pass_a_batch_that_failed,
+    what_waited_does_not_pass_a_batch_that_was_given_back,
+    what_waited_does_not_pass_a_batch_whose_lease_has_ended,
+    what_waited_comes_before_what_arrived_after_it,
     an_event_that_is_out_of_attempts_stops_nobody,
     an_expired_lease_is_no_crash,
     a_batch_that_is_given_back_comes_again_whole,
@@ -148,6 +152,54 @@ async fn what_is_given_back_keeps_its_place_among_failures(bed: Bed) {
     bed.pass(seconds(3_600));
     queue.release(&queue.claim(20).await).await;
     assert_eq!(come(&bed, &queue, emitted.len()).await, emitted);
+}
+
+/// Three of six events were delayed. The others are taken.
+async fn some_delayed(bed: &Bed) -> (Queue, Vec<EventId>, Claimed) {
+    let queue = line(bed).await;
+    let delayed = || plain_event().delay(seconds(1));
+    let unit = vec![plain_event(), plain_event(), delayed(), delayed(), delayed(), plain_event()];
+    let emitted: Vec<EventId> = bed.emit_together(unit).await.iter().map(|event| event.id).collect();
+    let batch = queue.claim(3).await;
+    assert_eq!(ids(&batch), [emitted[0], emitted[1], emitted[5]]);
+    (queue, emitted, batch)
+}
+
+/// The same batch comes again, and then what was delayed.
+async fn comes_again(queue: &Queue, emitted: &[EventId], batch: &Claimed) {
+    let again = queue.claim(3).await;
+    assert_eq!(ids(&again), ids(batch));
+    assert!(queue.done(&again).await);
+    assert_eq!(queue.drain().await, emitted[2..5]);
+}
+
+/// What was due by then came first, and filled the next batch.
+async fn what_waited_does_not_pass_a_batch_that_failed(bed: Bed) {
+    let (queue, emitted, batch) = some_delayed(&bed).await;
+    queue.settle(&batch, Outcome::retry("no")).await;
+    bed.pass(seconds(60));
+    comes_again(&queue, &emitted, &batch).await;
+}
+
+async fn what_waited_does_not_pass_a_batch_that_was_given_back(bed: Bed) {
+    let (queue, emitted, batch) = some_delayed(&bed).await;
+    bed.pass(seconds(1));
+    queue.release(&batch).await;
+    comes_again(&queue, &emitted, &batch).await;
+}
+
+async fn what_waited_does_not_pass_a_batch_whose_lease_has_ended(bed: Bed) {
+    let (queue, emitted, batch) = some_delayed(&bed).await;
+    bed.pass(LEASE);
+    comes_again(&queue, &emitted, &batch).await;
+}
+
+async fn what_waited_comes_before_what_arrived_after_it(bed: Bed) {
+    let (queue, mut emitted, batch) = some_delayed(&bed).await;
+    queue.done(&batch).await;
+    bed.pass(seconds(1));
+    emitted.extend(emit_to(&bed, &["users", "orders"]).await);
+    assert_eq!(come(&bed, &queue, 5).await, [&emitted[2..5], &emitted[6..]].concat());
 }
 
 /// All that comes, in this order.
