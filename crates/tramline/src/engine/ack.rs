@@ -119,7 +119,7 @@ impl Acker {
             if !queue.is_flushing {
                 queue.is_flushing = true;
                 // A task of its own and not the caller's future, which may be dropped while others depend on the group.
-                tokio::spawn(flush_all(Flushing(self.inner.clone())));
+                tokio::spawn(flush_all(Flushing { inner: self.inner.clone(), is_over: false }));
             }
         }
         answer.await.map_err(|_| closed())?
@@ -185,28 +185,34 @@ fn ranges(items: Items) -> impl Iterator<Item = Items> {
 }
 
 /// The task that writes groups. Dropping it, even by a panic, lets another take its place.
-struct Flushing(Arc<Inner>);
+struct Flushing {
+    inner: Arc<Inner>,
+    /// Another may have taken its place already.
+    is_over: bool,
+}
 
-impl Drop for Flushing {
-    fn drop(&mut self) {
-        self.0.queue().is_flushing = false;
+impl Flushing {
+    /// The next group. Where there is none it is over, while the queue is locked: an ack either is seen here or starts a task of its own.
+    fn next(&mut self) -> Option<Vec<Waiting>> {
+        let mut queue = self.inner.queue();
+        let group = next_group(&mut queue.waiting);
+        self.is_over = group.is_empty();
+        queue.is_flushing = !self.is_over;
+        Some(group).filter(|group| !group.is_empty())
     }
 }
 
-async fn flush_all(flushing: Flushing) {
-    loop {
-        let group = {
-            let mut queue = flushing.0.queue();
-            let group = next_group(&mut queue.waiting);
-            if group.is_empty() {
-                // While the queue is locked: an ack either is seen here or starts a task of its own.
-                queue.is_flushing = false;
-                drop(queue);
-                return std::mem::forget(flushing);
-            }
-            group
-        };
-        flushing.0.flush(group).await;
+impl Drop for Flushing {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.inner.queue().is_flushing = false;
+        }
+    }
+}
+
+async fn flush_all(mut flushing: Flushing) {
+    while let Some(group) = flushing.next() {
+        flushing.inner.flush(group).await;
     }
 }
 
@@ -302,7 +308,25 @@ mod tests {
     use super::*;
     use crate::model::id::TallyId;
     use crate::model::tally::Ending;
+    use crate::store::sqlite::SqliteStore;
     use crate::store::verbs_tally::CompletedTally;
+    use crate::wake::in_process::InProcess;
+
+    async fn acker() -> Acker {
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::in_memory().await.unwrap());
+        let courier = Courier::new(store.clone(), Clock::store(), Arc::new(InProcess::new()));
+        Acker::new(store, Clock::store(), courier)
+    }
+
+    /// A handle that was dropped left its store open until the process ended.
+    #[tokio::test]
+    async fn a_group_that_is_written_keeps_nothing_alive() {
+        let acker = acker().await;
+        acker.ack(vec![ack(1, &[(0, 0)])]).await.unwrap();
+        let left = Arc::downgrade(&acker.inner);
+        drop(acker);
+        assert_eq!(left.strong_count(), 0);
+    }
 
     fn ack(tally: i64, items: &[(u64, u64)]) -> Ack {
         let items = items.iter().map(|(first, last)| Items { first: *first, last: *last }).collect();

@@ -7,7 +7,7 @@ use crate::model::id::{SubscriptionId, TallyId};
 use crate::store::Store;
 use crate::store::verbs_tally::Deliver;
 use crate::wake::Wake;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -16,7 +16,6 @@ use tokio_util::task::TaskTracker;
 const LIMIT: u32 = 100;
 /// How often a step is tried before it is left to the next sweep.
 const TRIES: u32 = 6;
-
 /// How long the last one may take when everything ends.
 const LAST_ERRAND: Duration = Duration::from_secs(2);
 
@@ -64,11 +63,12 @@ impl Courier {
 
     /// There may be news, and nobody knows of whom.
     pub(crate) fn look(self: &Arc<Self>) {
-        let mut errand = self.errand.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut errand = self.errand();
         if *errand == Errand::None {
             *errand = Errand::Running;
-            let (errand, stop) = (run(Running(self.clone())), self.stop.clone());
-            self.errands.spawn(async move { stop.run_until_cancelled(errand).await });
+            let running = Running { courier: self.clone(), is_over: false };
+            let stop = self.stop.clone();
+            self.errands.spawn(async move { stop.run_until_cancelled(run(running)).await });
         } else {
             *errand = Errand::Again;
         }
@@ -88,6 +88,10 @@ impl Courier {
         }
     }
 
+    fn errand(&self) -> MutexGuard<'_, Errand> {
+        self.errand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn ring(&self, tallies: &[TallyId]) {
         if !tallies.is_empty() {
             let bells: Vec<SubscriptionId> = tallies.iter().map(|tally| tally.bell()).collect();
@@ -97,38 +101,68 @@ impl Courier {
 }
 
 /// The errand under way. Dropping it, even by a panic, lets another begin.
-struct Running(Arc<Courier>);
+struct Running {
+    courier: Arc<Courier>,
+    /// It has let another begin already.
+    is_over: bool,
+}
 
 impl Running {
-    /// True if there is nothing more to look for; then the errand is over.
-    fn is_over(&self) -> bool {
-        let mut errand = self.0.errand.lock().unwrap_or_else(PoisonError::into_inner);
-        let over = *errand == Errand::Running;
-        *errand = if over { Errand::None } else { Errand::Running };
-        over
+    /// Ends the errand, unless there is more to look for.
+    fn end(&mut self) {
+        let mut errand = self.courier.errand();
+        self.is_over = *errand == Errand::Running;
+        *errand = if self.is_over { Errand::None } else { Errand::Running };
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        *self.0.errand.lock().unwrap_or_else(PoisonError::into_inner) = Errand::None;
+        if !self.is_over {
+            *self.courier.errand() = Errand::None;
+        }
     }
 }
 
-async fn run(running: Running) {
+async fn run(mut running: Running) {
     let mut failures = 0;
-    loop {
-        match running.0.deliver_all().await {
-            Ok(_) if running.is_over() => return std::mem::forget(running),
-            Ok(_) => failures = 0,
+    while !running.is_over {
+        match running.courier.deliver_all().await {
+            Ok(_) => {
+                failures = 0;
+                running.end();
+            }
             Err(error) if error.kind() == Kind::Unavailable && failures + 1 < TRIES => {
                 failures += 1;
-                running.0.clock.sleep(backoff::delay(failures)).await;
+                running.courier.clock.sleep(backoff::delay(failures)).await;
             }
             Err(error) => {
                 tracing::warn!(error = %error, "the news of a tally could not be delivered; a sweep tries again");
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sqlite::SqliteStore;
+    use crate::wake::in_process::InProcess;
+
+    async fn courier() -> Arc<Courier> {
+        let store = Arc::new(SqliteStore::in_memory().await.unwrap());
+        Courier::new(store, Clock::store(), Arc::new(InProcess::new()))
+    }
+
+    /// A handle that was dropped left its store open and its connections for hints alive until the process ended.
+    #[tokio::test]
+    async fn an_errand_that_is_over_keeps_nothing_alive() {
+        let courier = courier().await;
+        courier.look();
+        courier.close().await;
+        let left = Arc::downgrade(&courier);
+        drop(courier);
+        assert_eq!(left.strong_count(), 0);
     }
 }
