@@ -113,14 +113,10 @@ impl Acker {
         let entries = size.entries.max(1) as u32;
         let room = self.inner.room.clone().acquire_many_owned(entries).await.map_err(|_| closed())?;
         let (reply, answer) = oneshot::channel();
-        {
-            let mut queue = self.inner.queue();
-            queue.waiting.push_back(Waiting { acks, size, reply, _room: room });
-            if !queue.is_flushing {
-                queue.is_flushing = true;
-                // A task of its own and not the caller's future, which may be dropped while others depend on the group.
-                tokio::spawn(flush_all(Flushing { inner: self.inner.clone(), is_over: false }));
-            }
+        if self.inner.join(Waiting { acks, size, reply, _room: room }) {
+            // A task of its own and not the caller's future, which may be dropped while others depend on the group. Nothing is locked
+            // here: a runtime that shuts down refuses the task, and drops it at once.
+            tokio::spawn(flush_all(Flushing { inner: self.inner.clone(), is_over: false }));
         }
         answer.await.map_err(|_| closed())?
     }
@@ -235,6 +231,13 @@ impl Inner {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// True if nobody writes what waits: then somebody has to begin.
+    fn join(&self, waiting: Waiting) -> bool {
+        let mut queue = self.queue();
+        queue.waiting.push_back(waiting);
+        !std::mem::replace(&mut queue.is_flushing, true)
+    }
+
     async fn flush(&self, mut group: Vec<Waiting>) {
         let lengths: Vec<usize> = group.iter().map(|one| one.acks.len()).collect();
         let acks: Vec<Ack> = group.iter_mut().flat_map(|one| std::mem::take(&mut one.acks)).collect();
@@ -311,6 +314,7 @@ mod tests {
     use crate::store::sqlite::SqliteStore;
     use crate::store::verbs_tally::CompletedTally;
     use crate::wake::in_process::InProcess;
+    use futures_util::FutureExt;
 
     async fn acker() -> Acker {
         let store: Arc<dyn Store> = Arc::new(SqliteStore::in_memory().await.unwrap());
@@ -326,6 +330,18 @@ mod tests {
         let left = Arc::downgrade(&acker.inner);
         drop(acker);
         assert_eq!(left.strong_count(), 0);
+    }
+
+    /// It drops the task where it is to be started, by whoever had the lock then, and waited for himself.
+    #[test]
+    fn a_runtime_that_is_over_refuses_a_group_and_nobody_waits() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let acker = runtime.block_on(acker());
+        let handle = runtime.handle().clone();
+        drop(runtime);
+        let _entered = handle.enter();
+        assert!(acker.ack(vec![ack(1, &[(0, 0)])]).now_or_never().is_none());
+        assert!(!acker.inner.queue().is_flushing);
     }
 
     fn ack(tally: i64, items: &[(u64, u64)]) -> Ack {

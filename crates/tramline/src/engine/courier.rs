@@ -63,15 +63,21 @@ impl Courier {
 
     /// There may be news, and nobody knows of whom.
     pub(crate) fn look(self: &Arc<Self>) {
-        let mut errand = self.errand();
-        if *errand == Errand::None {
-            *errand = Errand::Running;
-            let running = Running { courier: self.clone(), is_over: false };
-            let stop = self.stop.clone();
-            self.errands.spawn(async move { stop.run_until_cancelled(run(running)).await });
-        } else {
-            *errand = Errand::Again;
+        if !self.begin() {
+            return;
         }
+        // Nothing is locked here: a runtime that shuts down refuses the task, and drops it at once.
+        let errand = run(Running { courier: self.clone(), is_over: false });
+        let stop = self.stop.clone();
+        self.errands.spawn(async move { stop.run_until_cancelled(errand).await });
+    }
+
+    /// True if an errand has to begin; else the one under way looks again.
+    fn begin(&self) -> bool {
+        let mut errand = self.errand();
+        let is_new = *errand == Errand::None;
+        *errand = if is_new { Errand::Running } else { Errand::Again };
+        is_new
     }
 
     /// Delivers all that is there.
@@ -164,5 +170,17 @@ mod tests {
         let left = Arc::downgrade(&courier);
         drop(courier);
         assert_eq!(left.strong_count(), 0);
+    }
+
+    /// It drops the errand where it is to be started, by whoever had the lock then, and waited for himself.
+    #[test]
+    fn a_runtime_that_is_over_refuses_an_errand_and_nobody_waits() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let courier = runtime.block_on(courier());
+        let handle = runtime.handle().clone();
+        drop(runtime);
+        let _entered = handle.enter();
+        courier.look();
+        assert_eq!(*courier.errand(), Errand::None);
     }
 }
