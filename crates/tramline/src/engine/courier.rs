@@ -44,13 +44,12 @@ impl Courier {
         Arc::new(Courier { store, clock, wake, errand: Mutex::new(Errand::None), stop, errands })
     }
 
-    /// Waits for the errand under way, but not for long. What it leaves undone, the next sweep does, whose ever that is.
+    /// Waits for the errand under way, but not for long: perhaps nobody drives it any more. What it leaves undone, the next sweep
+    /// does, whose ever that is. No other one begins.
     pub(crate) async fn close(&self) {
         self.errands.close();
-        if tokio::time::timeout(LAST_ERRAND, self.errands.wait()).await.is_err() {
-            self.stop.cancel();
-            self.errands.wait().await;
-        }
+        let _ = tokio::time::timeout(LAST_ERRAND, self.errands.wait()).await;
+        self.stop.cancel();
     }
 
     /// Some tallies may have news. Returns at once; what this process cannot deliver, a later sweep does.
@@ -63,7 +62,7 @@ impl Courier {
 
     /// There may be news, and nobody knows of whom.
     pub(crate) fn look(self: &Arc<Self>) {
-        if !self.begin() {
+        if self.stop.is_cancelled() || !self.begin() {
             return;
         }
         // Nothing is locked here: a runtime that shuts down refuses the task, and drops it at once.
@@ -182,5 +181,27 @@ mod tests {
         let _entered = handle.enter();
         courier.look();
         assert_eq!(*courier.errand(), Errand::None);
+    }
+
+    /// The errand was told to stop, and could not hear it.
+    #[test]
+    fn closing_waits_for_no_errand_that_nobody_drives() {
+        let idle = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let courier = idle.block_on(async {
+            let courier = courier().await;
+            courier.look();
+            courier
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(courier.close());
+        assert!(!courier.errands.is_empty());
+    }
+
+    #[tokio::test]
+    async fn nobody_is_sent_any_more_once_it_is_closed() {
+        let courier = courier().await;
+        courier.close().await;
+        courier.look();
+        assert!(courier.errands.is_empty());
     }
 }
