@@ -119,6 +119,9 @@ pub fn take(
 ) -> Vec<Slice> {
     let lane = view.lane.clone();
     let is_line = lane.lane == LaneId::WHOLE;
+    if is_line && stands_still(view, &ready, now) {
+        return Vec::new();
+    }
     let (waiting, ready) =
         if is_line { (Vec::new(), line_up(&lane, waiting, ready)) } else { (waiting, ready) };
     let mut taken = Vec::new();
@@ -147,6 +150,15 @@ pub fn take(
         }
     }
     taken
+}
+
+/// True if something that failed in a line of all events is not due. The line has to wait for it, although somebody took away what
+/// it stood still for before.
+fn stands_still(view: &mut LaneView, ready: &[Slice], now: Time) -> bool {
+    let failed = ready.iter().filter(|slice| slice.due_at > now && view.lane.has_had(slice));
+    let last = failed.map(|slice| slice.due_at).max();
+    view.lane.halted_until = last.unwrap_or(view.lane.halted_until);
+    last.is_some()
 }
 
 /// The order of a line of all events. What was taken before comes first: nothing passes a batch that failed or was given back. Then

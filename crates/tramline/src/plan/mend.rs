@@ -83,6 +83,7 @@ fn take_away(slice: &Slice, mask: Mask, lane: Option<&mut LaneView>, changes: &m
     cut(slice, mask, changes);
     changes.end(slice, mask, Ending::Failed);
     let Some(view) = lane else { return };
+    view.ease(slice, changes);
     // A dead event is a gap already; a replayed one had its place in the order before.
     if slice.state == State::Dead || slice.replayed {
         return;
@@ -123,6 +124,17 @@ pub fn hasten(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     cut(slice, mask, changes);
     changes.wake = true;
     changes.insert.push(Slice { due_at: now, ..slice.part(mask) });
+}
+
+/// All that failed in a lane and is not due may run now, so the lane stands still no longer. Gives how many events that are.
+pub fn hasten_all(view: &mut LaneView, failed: &[Slice], now: Time, changes: &mut Changes) -> u64 {
+    view.lane.halted_until = view.lane.halted_until.min(now);
+    let mut count = 0;
+    for slice in failed {
+        hasten(slice, slice.mask, now, changes);
+        count += u64::from(slice.mask.count());
+    }
+    count
 }
 
 /// Consumed or interrupted events that are known never to have started become ready again, as if never claimed. What was
