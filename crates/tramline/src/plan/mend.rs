@@ -154,8 +154,11 @@ pub fn adopt(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
 }
 
 /// The dead and held slices among `own`, which are all that a subscription has of a chunk, with what is wanted of each.
-pub(crate) fn buried(own: &[Slice], wanted: Mask) -> impl Iterator<Item = (&Slice, Mask)> {
-    let buried = own.iter().filter(|slice| matches!(slice.state, State::Dead | State::Held));
+pub(crate) fn buried<'a>(
+    own: impl IntoIterator<Item = &'a Slice>,
+    wanted: Mask,
+) -> impl Iterator<Item = (&'a Slice, Mask)> {
+    let buried = own.into_iter().filter(|slice| matches!(slice.state, State::Dead | State::Held));
     buried.map(move |slice| (slice, slice.mask.and(wanted))).filter(|(_, mask)| !mask.is_empty())
 }
 

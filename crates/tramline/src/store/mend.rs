@@ -13,7 +13,7 @@ use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
 use crate::plan::mend::{
-    adopt as plan_adopt, by_chunk, find, finished, hasten, remove, replay, resend as plan_resend,
+    adopt as plan_adopt, buried, by_chunk, find, finished, hasten, remove, replay, resend as plan_resend,
     revive as plan_revive,
 };
 use crate::plan::{Changes, LaneView};
@@ -199,12 +199,9 @@ pub(crate) async fn resend(session: &mut impl StepRows, resend: &Resend) -> Resu
         let Some(places) = places.get(&chunk) else { continue };
         let is_own = |slice: &&Slice| slice.subscription == resend.subscription && slice.chunk == chunk;
         let own: Vec<Slice> = known.iter().filter(is_own).cloned().collect();
-        for slice in bench.slices.iter().filter(|slice| slice.chunk == chunk) {
-            let mask = slice.mask.and(wanted);
-            if !mask.is_empty() {
-                count += u64::from(mask.count());
-                replay(slice, mask, session.now(), &mut bench.changes);
-            }
+        for (slice, mask) in buried(bench.slices.iter().filter(|slice| slice.chunk == chunk), wanted) {
+            count += u64::from(mask.count());
+            replay(slice, mask, session.now(), &mut bench.changes);
         }
         for (lane, mask) in finished(&own, wanted, places.iter().map(|(lane, _)| *lane)) {
             count += u64::from(mask.count());
