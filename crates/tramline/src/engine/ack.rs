@@ -113,14 +113,10 @@ impl Acker {
         let entries = size.entries.max(1) as u32;
         let room = self.inner.room.clone().acquire_many_owned(entries).await.map_err(|_| closed())?;
         let (reply, answer) = oneshot::channel();
-        {
-            let mut queue = self.inner.queue();
-            queue.waiting.push_back(Waiting { acks, size, reply, _room: room });
-            if !queue.is_flushing {
-                queue.is_flushing = true;
-                // A task of its own and not the caller's future, which may be dropped while others depend on the group.
-                tokio::spawn(flush_all(Flushing(self.inner.clone())));
-            }
+        if self.inner.join(Waiting { acks, size, reply, _room: room }) {
+            // A task of its own and not the caller's future, which may be dropped while others depend on the group. Nothing is locked
+            // here: a runtime that shuts down refuses the task, and drops it at once.
+            tokio::spawn(flush_all(Flushing { inner: self.inner.clone(), is_over: false }));
         }
         answer.await.map_err(|_| closed())?
     }
@@ -185,28 +181,34 @@ fn ranges(items: Items) -> impl Iterator<Item = Items> {
 }
 
 /// The task that writes groups. Dropping it, even by a panic, lets another take its place.
-struct Flushing(Arc<Inner>);
+struct Flushing {
+    inner: Arc<Inner>,
+    /// Another may have taken its place already.
+    is_over: bool,
+}
 
-impl Drop for Flushing {
-    fn drop(&mut self) {
-        self.0.queue().is_flushing = false;
+impl Flushing {
+    /// The next group. Where there is none it is over, while the queue is locked: an ack either is seen here or starts a task of its own.
+    fn next(&mut self) -> Option<Vec<Waiting>> {
+        let mut queue = self.inner.queue();
+        let group = next_group(&mut queue.waiting);
+        self.is_over = group.is_empty();
+        queue.is_flushing = !self.is_over;
+        Some(group).filter(|group| !group.is_empty())
     }
 }
 
-async fn flush_all(flushing: Flushing) {
-    loop {
-        let group = {
-            let mut queue = flushing.0.queue();
-            let group = next_group(&mut queue.waiting);
-            if group.is_empty() {
-                // While the queue is locked: an ack either is seen here or starts a task of its own.
-                queue.is_flushing = false;
-                drop(queue);
-                return std::mem::forget(flushing);
-            }
-            group
-        };
-        flushing.0.flush(group).await;
+impl Drop for Flushing {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.inner.queue().is_flushing = false;
+        }
+    }
+}
+
+async fn flush_all(mut flushing: Flushing) {
+    while let Some(group) = flushing.next() {
+        flushing.inner.flush(group).await;
     }
 }
 
@@ -227,6 +229,13 @@ fn next_group(waiting: &mut VecDeque<Waiting>) -> Vec<Waiting> {
 impl Inner {
     fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if nobody writes what waits: then somebody has to begin.
+    fn join(&self, waiting: Waiting) -> bool {
+        let mut queue = self.queue();
+        queue.waiting.push_back(waiting);
+        !std::mem::replace(&mut queue.is_flushing, true)
     }
 
     async fn flush(&self, mut group: Vec<Waiting>) {
@@ -302,7 +311,38 @@ mod tests {
     use super::*;
     use crate::model::id::TallyId;
     use crate::model::tally::Ending;
+    use crate::store::sqlite::SqliteStore;
     use crate::store::verbs_tally::CompletedTally;
+    use crate::wake::in_process::InProcess;
+    use futures_util::FutureExt;
+
+    async fn acker() -> Acker {
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::in_memory().await.unwrap());
+        let courier = Courier::new(store.clone(), Clock::store(), Arc::new(InProcess::new()));
+        Acker::new(store, Clock::store(), courier)
+    }
+
+    /// A handle that was dropped left its store open until the process ended.
+    #[tokio::test]
+    async fn a_group_that_is_written_keeps_nothing_alive() {
+        let acker = acker().await;
+        acker.ack(vec![ack(1, &[(0, 0)])]).await.unwrap();
+        let left = Arc::downgrade(&acker.inner);
+        drop(acker);
+        assert_eq!(left.strong_count(), 0);
+    }
+
+    /// It drops the task where it is to be started, by whoever had the lock then, and waited for himself.
+    #[test]
+    fn a_runtime_that_is_over_refuses_a_group_and_nobody_waits() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let acker = runtime.block_on(acker());
+        let handle = runtime.handle().clone();
+        drop(runtime);
+        let _entered = handle.enter();
+        assert!(acker.ack(vec![ack(1, &[(0, 0)])]).now_or_never().is_none());
+        assert!(!acker.inner.queue().is_flushing);
+    }
 
     fn ack(tally: i64, items: &[(u64, u64)]) -> Ack {
         let items = items.iter().map(|(first, last)| Items { first: *first, last: *last }).collect();

@@ -7,7 +7,7 @@ use crate::model::id::{SubscriptionId, TallyId};
 use crate::store::Store;
 use crate::store::verbs_tally::Deliver;
 use crate::wake::Wake;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -16,7 +16,6 @@ use tokio_util::task::TaskTracker;
 const LIMIT: u32 = 100;
 /// How often a step is tried before it is left to the next sweep.
 const TRIES: u32 = 6;
-
 /// How long the last one may take when everything ends.
 const LAST_ERRAND: Duration = Duration::from_secs(2);
 
@@ -45,13 +44,12 @@ impl Courier {
         Arc::new(Courier { store, clock, wake, errand: Mutex::new(Errand::None), stop, errands })
     }
 
-    /// Waits for the errand under way, but not for long. What it leaves undone, the next sweep does, whose ever that is.
+    /// Waits for the errand under way, but not for long: perhaps nobody drives it any more. What it leaves undone, the next sweep
+    /// does, whose ever that is. No other one begins.
     pub(crate) async fn close(&self) {
         self.errands.close();
-        if tokio::time::timeout(LAST_ERRAND, self.errands.wait()).await.is_err() {
-            self.stop.cancel();
-            self.errands.wait().await;
-        }
+        let _ = tokio::time::timeout(LAST_ERRAND, self.errands.wait()).await;
+        self.stop.cancel();
     }
 
     /// Some tallies may have news. Returns at once; what this process cannot deliver, a later sweep does.
@@ -64,14 +62,21 @@ impl Courier {
 
     /// There may be news, and nobody knows of whom.
     pub(crate) fn look(self: &Arc<Self>) {
-        let mut errand = self.errand.lock().unwrap_or_else(PoisonError::into_inner);
-        if *errand == Errand::None {
-            *errand = Errand::Running;
-            let (errand, stop) = (run(Running(self.clone())), self.stop.clone());
-            self.errands.spawn(async move { stop.run_until_cancelled(errand).await });
-        } else {
-            *errand = Errand::Again;
+        if self.stop.is_cancelled() || !self.begin() {
+            return;
         }
+        // Nothing is locked here: a runtime that shuts down refuses the task, and drops it at once.
+        let errand = run(Running { courier: self.clone(), is_over: false });
+        let stop = self.stop.clone();
+        self.errands.spawn(async move { stop.run_until_cancelled(errand).await });
+    }
+
+    /// True if an errand has to begin; else the one under way looks again.
+    fn begin(&self) -> bool {
+        let mut errand = self.errand();
+        let is_new = *errand == Errand::None;
+        *errand = if is_new { Errand::Running } else { Errand::Again };
+        is_new
     }
 
     /// Delivers all that is there.
@@ -88,6 +93,10 @@ impl Courier {
         }
     }
 
+    fn errand(&self) -> MutexGuard<'_, Errand> {
+        self.errand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn ring(&self, tallies: &[TallyId]) {
         if !tallies.is_empty() {
             let bells: Vec<SubscriptionId> = tallies.iter().map(|tally| tally.bell()).collect();
@@ -97,38 +106,102 @@ impl Courier {
 }
 
 /// The errand under way. Dropping it, even by a panic, lets another begin.
-struct Running(Arc<Courier>);
+struct Running {
+    courier: Arc<Courier>,
+    /// It has let another begin already.
+    is_over: bool,
+}
 
 impl Running {
-    /// True if there is nothing more to look for; then the errand is over.
-    fn is_over(&self) -> bool {
-        let mut errand = self.0.errand.lock().unwrap_or_else(PoisonError::into_inner);
-        let over = *errand == Errand::Running;
-        *errand = if over { Errand::None } else { Errand::Running };
-        over
+    /// Ends the errand, unless there is more to look for.
+    fn end(&mut self) {
+        let mut errand = self.courier.errand();
+        self.is_over = *errand == Errand::Running;
+        *errand = if self.is_over { Errand::None } else { Errand::Running };
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        *self.0.errand.lock().unwrap_or_else(PoisonError::into_inner) = Errand::None;
+        if !self.is_over {
+            *self.courier.errand() = Errand::None;
+        }
     }
 }
 
-async fn run(running: Running) {
+async fn run(mut running: Running) {
     let mut failures = 0;
-    loop {
-        match running.0.deliver_all().await {
-            Ok(_) if running.is_over() => return std::mem::forget(running),
-            Ok(_) => failures = 0,
+    while !running.is_over {
+        match running.courier.deliver_all().await {
+            Ok(_) => {
+                failures = 0;
+                running.end();
+            }
             Err(error) if error.kind() == Kind::Unavailable && failures + 1 < TRIES => {
                 failures += 1;
-                running.0.clock.sleep(backoff::delay(failures)).await;
+                running.courier.clock.sleep(backoff::delay(failures)).await;
             }
             Err(error) => {
                 tracing::warn!(error = %error, "the news of a tally could not be delivered; a sweep tries again");
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sqlite::SqliteStore;
+    use crate::wake::in_process::InProcess;
+
+    async fn courier() -> Arc<Courier> {
+        let store = Arc::new(SqliteStore::in_memory().await.unwrap());
+        Courier::new(store, Clock::store(), Arc::new(InProcess::new()))
+    }
+
+    /// A handle that was dropped left its store open and its connections for hints alive until the process ended.
+    #[tokio::test]
+    async fn an_errand_that_is_over_keeps_nothing_alive() {
+        let courier = courier().await;
+        courier.look();
+        courier.close().await;
+        let left = Arc::downgrade(&courier);
+        drop(courier);
+        assert_eq!(left.strong_count(), 0);
+    }
+
+    /// It drops the errand where it is to be started, by whoever had the lock then, and waited for himself.
+    #[test]
+    fn a_runtime_that_is_over_refuses_an_errand_and_nobody_waits() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let courier = runtime.block_on(courier());
+        let handle = runtime.handle().clone();
+        drop(runtime);
+        let _entered = handle.enter();
+        courier.look();
+        assert_eq!(*courier.errand(), Errand::None);
+    }
+
+    /// The errand was told to stop, and could not hear it.
+    #[test]
+    fn closing_waits_for_no_errand_that_nobody_drives() {
+        let idle = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let courier = idle.block_on(async {
+            let courier = courier().await;
+            courier.look();
+            courier
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(courier.close());
+        assert!(!courier.errands.is_empty());
+    }
+
+    #[tokio::test]
+    async fn nobody_is_sent_any_more_once_it_is_closed() {
+        let courier = courier().await;
+        courier.close().await;
+        courier.look();
+        assert!(courier.errands.is_empty());
     }
 }

@@ -280,6 +280,7 @@ mod tests {
         journal.lock().append(11, |file| file.write_all(b"started 64\n")).unwrap_err();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     }
+
     /// The story: a worker was aborted while it started. A thread was still to empty the journal, or had just done so, and held it; the
     /// next run was refused.
     #[test]

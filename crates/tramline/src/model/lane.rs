@@ -2,6 +2,7 @@
 
 use crate::model::id::{Incarnation, LaneId, SubscriptionId, TopicId};
 use crate::model::lease::Lease;
+use crate::model::slice::Slice;
 use crate::model::subscription::{Ordering, Topic};
 use crate::model::time::Time;
 
@@ -75,6 +76,11 @@ impl Lane {
         let own = self.owner == Some(owner);
         let may_add = own && (self.lane != LaneId::WHOLE || known.forgotten(self));
         self.halted_until <= now && (!self.is_held(now) || may_add) && !(own && known.closed(self))
+    }
+
+    /// True if somebody took the slice before, and it failed or was given back. A replay begins at an epoch that no lane reaches.
+    pub fn has_had(&self, slice: &Slice) -> bool {
+        (1..=self.epoch).contains(&slice.epoch)
     }
 
     /// True if the lease on the lane has ended and nobody has seen to it: its time is over, or `owner`, who asks, has it in

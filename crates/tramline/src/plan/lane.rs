@@ -1,6 +1,7 @@
 //! What a claim takes from a lane, and whose keys it parks.
 
-use crate::model::id::EventId;
+use crate::model::id::{EventId, LaneId};
+use crate::model::lane::Lane;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Policy;
@@ -102,7 +103,8 @@ fn set_aside(view: &LaneView, slice: &Slice, changes: &mut Changes) -> Mask {
     left
 }
 
-/// Takes from a lane: first the events that waited and are due now, then the ready ones in the order of their chunks.
+/// Takes from a lane: first the events that waited and are due now, then the ready ones in the order of their chunks. In a line of
+/// all events those that waited have no precedence ([`line_up`]).
 ///
 /// `waiting` are due slices of state waiting. `ready` are whole chunks, sorted: of two slices of one chunk either both
 /// are here or none. The view knows the keys of all of them, and what is under way if some are not due. Events that are not
@@ -115,6 +117,13 @@ pub fn take(
     now: Time,
     changes: &mut Changes,
 ) -> Vec<Slice> {
+    let lane = view.lane.clone();
+    let is_line = lane.lane == LaneId::WHOLE;
+    if is_line && stands_still(view, &ready, now) {
+        return Vec::new();
+    }
+    let (waiting, ready) =
+        if is_line { (Vec::new(), line_up(&lane, waiting, ready)) } else { (waiting, ready) };
     let mut taken = Vec::new();
     for slice in waiting {
         if taker.is_full() {
@@ -128,7 +137,9 @@ pub fn take(
         taken.push(take_part(view, &slice, mine, taker, changes));
     }
     let some_late = ready.iter().any(|slice| slice.due_at > now);
-    for chunk in ready.chunk_by(|a, b| a.chunk == b.chunk) {
+    let go_together =
+        |a: &Slice, b: &Slice| a.chunk == b.chunk && (!is_line || lane.has_had(a) == lane.has_had(b));
+    for chunk in ready.chunk_by(go_together) {
         if taker.is_full() {
             break;
         }
@@ -139,6 +150,27 @@ pub fn take(
         }
     }
     taken
+}
+
+/// True if something that failed in a line of all events is not due. The line has to wait for it, although somebody took away what
+/// it stood still for before.
+fn stands_still(view: &mut LaneView, ready: &[Slice], now: Time) -> bool {
+    let failed = ready.iter().filter(|slice| slice.due_at > now && view.lane.has_had(slice));
+    let last = failed.map(|slice| slice.due_at).max();
+    view.lane.halted_until = last.unwrap_or(view.lane.halted_until);
+    last.is_some()
+}
+
+/// The order of a line of all events. What was taken before comes first: nothing passes a batch that failed or was given back. Then
+/// come the others by their numbers, whether they had to wait or not.
+///
+/// More may be ready than was read, so what waited comes only before something that is ready and was never taken.
+fn line_up(lane: &Lane, waiting: Vec<Slice>, mut ready: Vec<Slice>) -> Vec<Slice> {
+    let last = ready.last().map(|slice| (lane.has_had(slice), slice.chunk));
+    let has_its_turn = |slice: &Slice| last.is_none_or(|(had, chunk)| !had && slice.chunk <= chunk);
+    ready.extend(waiting.into_iter().filter(has_its_turn));
+    ready.sort_by_key(|slice| (!lane.has_had(slice), slice.chunk, slice.id));
+    ready
 }
 
 /// Where the events of one slice go.

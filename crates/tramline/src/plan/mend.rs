@@ -83,6 +83,7 @@ fn take_away(slice: &Slice, mask: Mask, lane: Option<&mut LaneView>, changes: &m
     cut(slice, mask, changes);
     changes.end(slice, mask, Ending::Failed);
     let Some(view) = lane else { return };
+    view.ease(slice, changes);
     // A dead event is a gap already; a replayed one had its place in the order before.
     if slice.state == State::Dead || slice.replayed {
         return;
@@ -125,6 +126,17 @@ pub fn hasten(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
     changes.insert.push(Slice { due_at: now, ..slice.part(mask) });
 }
 
+/// All that failed in a lane and is not due may run now, so the lane stands still no longer. Gives how many events that are.
+pub fn hasten_all(view: &mut LaneView, failed: &[Slice], now: Time, changes: &mut Changes) -> u64 {
+    view.lane.halted_until = view.lane.halted_until.min(now);
+    let mut count = 0;
+    for slice in failed {
+        hasten(slice, slice.mask, now, changes);
+        count += u64::from(slice.mask.count());
+    }
+    count
+}
+
 /// Consumed or interrupted events that are known never to have started become ready again, as if never claimed. What was
 /// interrupted may have been overtaken by now.
 pub fn adopt(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
@@ -142,8 +154,11 @@ pub fn adopt(slice: &Slice, mask: Mask, now: Time, changes: &mut Changes) {
 }
 
 /// The dead and held slices among `own`, which are all that a subscription has of a chunk, with what is wanted of each.
-pub(crate) fn buried(own: &[Slice], wanted: Mask) -> impl Iterator<Item = (&Slice, Mask)> {
-    let buried = own.iter().filter(|slice| matches!(slice.state, State::Dead | State::Held));
+pub(crate) fn buried<'a>(
+    own: impl IntoIterator<Item = &'a Slice>,
+    wanted: Mask,
+) -> impl Iterator<Item = (&'a Slice, Mask)> {
+    let buried = own.into_iter().filter(|slice| matches!(slice.state, State::Dead | State::Held));
     buried.map(move |slice| (slice, slice.mask.and(wanted))).filter(|(_, mask)| !mask.is_empty())
 }
 

@@ -140,6 +140,8 @@ pub struct LaneView {
     pub gaps: HashMap<Arc<str>, Vec<EventId>>,
     /// The keys of the events of every chunk in question.
     pub keys: HashMap<ChunkId, Arc<[Option<Arc<str>>]>>,
+    /// What the lane stood still for may be gone.
+    eased: bool,
 }
 
 impl LaneView {
@@ -151,6 +153,7 @@ impl LaneView {
             running: HashMap::new(),
             gaps: HashMap::new(),
             keys: HashMap::new(),
+            eased: false,
         }
     }
 
@@ -233,6 +236,31 @@ impl LaneView {
             self.lane.marks -= (before - gaps.len()) as i64;
             changes.told.push((self.lane.lane, key, event));
         }
+    }
+
+    /// A slice goes for which the lane may stand still. In a line of all events the next claim meets what else has failed; the store
+    /// has to look for it elsewhere.
+    fn ease(&mut self, slice: &Slice, changes: &mut Changes) {
+        if self.lane.halted_until == Time(0) || slice.due_at < self.lane.halted_until {
+            return;
+        }
+        changes.wake = true;
+        match self.lane.lane {
+            LaneId::WHOLE => self.lane.halted_until = Time(0),
+            _ => self.eased = true,
+        }
+    }
+
+    /// True if the store has to look what failed in the lane and is left, once this change is written: see [`LaneView::halt_for`].
+    pub(crate) fn is_eased(&self, now: Time) -> bool {
+        self.eased && self.lane.halted_until > now
+    }
+
+    /// The lane stands still for what failed in it and is left, and no longer.
+    pub(crate) fn halt_for<'a>(&mut self, failed: impl Iterator<Item = &'a Slice>, now: Time) {
+        let last = failed.map(|slice| slice.due_at).max().unwrap_or(now);
+        self.lane.halted_until = last.min(self.lane.halted_until);
+        self.eased = false;
     }
 
     /// Gives the lane up when nothing of it is leased any more.

@@ -4,6 +4,8 @@
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
+use crate::model::time::Time;
+use crate::plan::LaneView;
 use std::sync::Arc;
 
 /// How much one step removes of chunks, in bytes: many small rows cost little, a few large ones as much.
@@ -57,10 +59,15 @@ pub(crate) fn given_up(slices: &[Slice]) -> impl Iterator<Item = (SubscriptionId
     pending.map(|slice| (slice.subscription, slice.chunk, slice.mask))
 }
 
-/// How many of these slices are taken in a line of all events, which counts them.
-pub(crate) fn taken_in_line(slices: &[Slice]) -> i64 {
-    let taken = |slice: &&Slice| slice.lane == LaneId::WHOLE && slice.state == State::Leased;
-    slices.iter().filter(taken).count() as i64
+/// Takes slices that went out of a line of all events, which outlives its topics: it holds less now, and does not stand still for
+/// them. What else has failed is met by the next claim.
+pub(crate) fn free_line(view: &mut LaneView, gone: &[Slice]) {
+    let in_line = || gone.iter().filter(|slice| slice.lane == LaneId::WHOLE);
+    if in_line().next().is_some() {
+        view.lane.leased -= in_line().filter(|slice| slice.state == State::Leased).count() as i64;
+        view.lane.halted_until = Time(0);
+        view.let_go();
+    }
 }
 
 /// The lanes of a topic: from the first number to before the second.

@@ -13,7 +13,7 @@ use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::time::Time;
 use crate::plan::mend::{
-    adopt as plan_adopt, by_chunk, find, finished, hasten, remove, replay, resend as plan_resend,
+    adopt as plan_adopt, buried, by_chunk, find, finished, hasten, remove, replay, resend as plan_resend,
     revive as plan_revive,
 };
 use crate::plan::{Changes, LaneView};
@@ -60,8 +60,15 @@ impl Bench {
         Ok(Bench { id, views, slices, changes: Changes::default() })
     }
 
-    pub(crate) async fn done(self, session: &mut impl StepRows) -> Result<()> {
+    pub(crate) async fn done(mut self, session: &mut impl StepRows) -> Result<()> {
         session.apply(self.id, &self.changes).await?;
+        let now = session.now();
+        if self.views.values().any(|view| view.is_eased(now)) {
+            let failed = session.failed(self.id).await?;
+            for (lane, view) in self.views.iter_mut().filter(|(_, view)| view.is_eased(now)) {
+                view.halt_for(failed.iter().filter(|slice| slice.lane == *lane), now);
+            }
+        }
         let lanes: Vec<&Lane> = self.views.values().map(|view| &view.lane).collect();
         session.write_lanes(&lanes).await
     }
@@ -192,12 +199,9 @@ pub(crate) async fn resend(session: &mut impl StepRows, resend: &Resend) -> Resu
         let Some(places) = places.get(&chunk) else { continue };
         let is_own = |slice: &&Slice| slice.subscription == resend.subscription && slice.chunk == chunk;
         let own: Vec<Slice> = known.iter().filter(is_own).cloned().collect();
-        for slice in bench.slices.iter().filter(|slice| slice.chunk == chunk) {
-            let mask = slice.mask.and(wanted);
-            if !mask.is_empty() {
-                count += u64::from(mask.count());
-                replay(slice, mask, session.now(), &mut bench.changes);
-            }
+        for (slice, mask) in buried(bench.slices.iter().filter(|slice| slice.chunk == chunk), wanted) {
+            count += u64::from(mask.count());
+            replay(slice, mask, session.now(), &mut bench.changes);
         }
         for (lane, mask) in finished(&own, wanted, places.iter().map(|(lane, _)| *lane)) {
             count += u64::from(mask.count());
@@ -216,22 +220,37 @@ pub(crate) async fn release_parked(session: &mut impl StepRows, release: &Releas
         let topic = catalog.require_topic(topic)?;
         keys.push((lane::of(topic.id, topic.lanes, key), &**key));
     }
-    let events = session.blockers(release.subscription, &keys).await?;
-    let chunks: Vec<i64> = events.iter().map(|event| event.chunk().0).collect();
-    let mut bench =
-        Bench::lay(session, release.subscription, &chunks, &[State::Waiting, State::Held]).await?;
+    let (id, now) = (release.subscription, session.now());
+    let events = session.blockers(id, &keys).await?;
+    // Where all may go on, so may what stands still as a whole, and perhaps no key is parked in it.
+    let (halted, failed) = match keys.is_empty() {
+        true => (session.halted(id).await?, session.failed(id).await?),
+        false => Default::default(),
+    };
+    let chunks = events.iter().map(|event| event.chunk()).chain(failed.iter().map(|slice| slice.chunk));
+    let chunks: BTreeSet<i64> = chunks.map(|chunk| chunk.0).collect();
+    let chunks: Vec<i64> = chunks.into_iter().collect();
+    let states = match halted.contains(&LaneId::WHOLE) {
+        true => &[State::Ready][..],
+        false => &[State::Waiting, State::Held],
+    };
+    let mut bench = Bench::lay_with(session, id, &chunks, states, halted.clone()).await?;
     let mut count = 0;
     // Several keys may wait for events of one slice: they change together, because each changes the row.
     for slice in &bench.slices {
-        let mask: Mask = slice.events().filter(|event| events.contains(event)).map(EventId::index).collect();
+        let Some(view) = bench.views.get_mut(&slice.lane) else { continue };
+        let has_failed = halted.contains(&slice.lane) && slice.due_at > now && view.lane.has_had(slice);
+        let mask: Mask =
+            slice.events().filter(|event| has_failed || events.contains(event)).map(EventId::index).collect();
         if mask.is_empty() {
             continue;
         }
-        hasten(slice, mask, session.now(), &mut bench.changes);
-        if let Some(view) = bench.views.get_mut(&slice.lane) {
-            view.lane.halted_until = view.lane.halted_until.min(session.now());
-        }
+        hasten(slice, mask, now, &mut bench.changes);
+        view.lane.halted_until = view.lane.halted_until.min(now);
         count += u64::from(mask.count());
+    }
+    for view in bench.views.values_mut().filter(|view| halted.contains(&view.lane.lane)) {
+        view.lane.halted_until = view.lane.halted_until.min(now);
     }
     bench.done(session).await?;
     Ok(count)

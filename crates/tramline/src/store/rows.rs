@@ -44,6 +44,12 @@ pub(crate) trait StepRows: Send {
         lanes: &[LaneId],
     ) -> impl Future<Output = Result<Vec<Slice>>> + Send;
 
+    /// The lanes that are halted.
+    fn halted(&mut self, id: SubscriptionId) -> impl Future<Output = Result<BTreeSet<LaneId>>> + Send;
+
+    /// What failed in lanes that are halted, and is not due.
+    fn failed(&mut self, id: SubscriptionId) -> impl Future<Output = Result<Vec<Slice>>> + Send;
+
     /// Which of these keys are parked or have gaps.
     fn marks(
         &mut self,

@@ -12,6 +12,16 @@ conformance![
     many_failures_come_again_before_what_is_behind_them,
     what_fails_again_keeps_its_place,
     what_is_given_back_keeps_its_place_among_failures,
+    what_waited_does_not_pass_a_batch_that_failed,
+    what_waited_does_not_pass_a_batch_that_was_given_back,
+    what_waited_does_not_pass_a_batch_whose_lease_has_ended,
+    what_waited_comes_before_what_arrived_after_it,
+    a_cancelled_failure_lets_the_line_go_on,
+    a_line_goes_on_waiting_for_what_failed_and_is_left,
+    a_replaced_failure_lets_the_line_go_on,
+    a_failure_that_is_shed_lets_the_line_go_on,
+    leaving_a_topic_takes_its_failures_out_of_the_way,
+    a_released_line_goes_on_with_what_failed,
     an_event_that_is_out_of_attempts_stops_nobody,
     an_expired_lease_is_no_crash,
     a_batch_that_is_given_back_comes_again_whole,
@@ -148,6 +158,134 @@ async fn what_is_given_back_keeps_its_place_among_failures(bed: Bed) {
     bed.pass(seconds(3_600));
     queue.release(&queue.claim(20).await).await;
     assert_eq!(come(&bed, &queue, emitted.len()).await, emitted);
+}
+
+/// Three of six events were delayed. The others are taken.
+async fn some_delayed(bed: &Bed) -> (Queue, Vec<EventId>, Claimed) {
+    let queue = line(bed).await;
+    let delayed = || plain_event().delay(seconds(1));
+    let unit = vec![plain_event(), plain_event(), delayed(), delayed(), delayed(), plain_event()];
+    let emitted: Vec<EventId> = bed.emit_together(unit).await.iter().map(|event| event.id).collect();
+    let batch = queue.claim(3).await;
+    assert_eq!(ids(&batch), [emitted[0], emitted[1], emitted[5]]);
+    (queue, emitted, batch)
+}
+
+/// The same batch comes again, and then what was delayed.
+async fn comes_again(queue: &Queue, emitted: &[EventId], batch: &Claimed) {
+    let again = queue.claim(3).await;
+    assert_eq!(ids(&again), ids(batch));
+    assert!(queue.done(&again).await);
+    assert_eq!(queue.drain().await, emitted[2..5]);
+}
+
+/// What was due by then came first, and filled the next batch.
+async fn what_waited_does_not_pass_a_batch_that_failed(bed: Bed) {
+    let (queue, emitted, batch) = some_delayed(&bed).await;
+    queue.settle(&batch, Outcome::retry("no")).await;
+    bed.pass(seconds(60));
+    comes_again(&queue, &emitted, &batch).await;
+}
+
+async fn what_waited_does_not_pass_a_batch_that_was_given_back(bed: Bed) {
+    let (queue, emitted, batch) = some_delayed(&bed).await;
+    bed.pass(seconds(1));
+    queue.release(&batch).await;
+    comes_again(&queue, &emitted, &batch).await;
+}
+
+async fn what_waited_does_not_pass_a_batch_whose_lease_has_ended(bed: Bed) {
+    let (queue, emitted, batch) = some_delayed(&bed).await;
+    bed.pass(LEASE);
+    comes_again(&queue, &emitted, &batch).await;
+}
+
+async fn what_waited_comes_before_what_arrived_after_it(bed: Bed) {
+    let (queue, mut emitted, batch) = some_delayed(&bed).await;
+    queue.done(&batch).await;
+    bed.pass(seconds(1));
+    emitted.extend(emit_to(&bed, &["users", "orders"]).await);
+    assert_eq!(come(&bed, &queue, 5).await, [&emitted[2..5], &emitted[6..]].concat());
+}
+
+/// The first events fail, each for so long.
+async fn fail(queue: &Queue, delays: &[u64]) {
+    let claimed = queue.claim(delays.len() as u32).await;
+    let later = |(id, delay): (EventId, &u64)| (id, Outcome::Snooze { delay: seconds(*delay) });
+    let outcomes: Vec<_> = ids(&claimed).into_iter().zip(delays).map(later).collect();
+    assert!(queue.settle_each(&claimed, &outcomes).await.iter().all(|taken| *taken));
+}
+
+const MONTH: u64 = 30 * 86_400;
+
+/// The line stood still until the event would have been due.
+async fn a_cancelled_failure_lets_the_line_go_on(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders", "users", "refunds"]).await;
+    fail(&queue, &[MONTH]).await;
+    assert_eq!(bed.cancel(emitted[0]).await, 1);
+    assert_eq!(queue.drain().await, emitted[1..]);
+}
+
+async fn a_line_goes_on_waiting_for_what_failed_and_is_left(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = bed.emit_together(vec![plain_event(); 5]).await;
+    let emitted: Vec<EventId> = emitted.iter().map(|event| event.id).collect();
+    fail(&queue, &[10, MONTH, 20, MONTH]).await;
+    for id in [emitted[1], emitted[3]] {
+        assert!(ids(&queue.claim(9).await).is_empty());
+        assert_eq!(bed.cancel(id).await, 1);
+    }
+    let halted = queue.claim(9).await;
+    assert_eq!((ids(&halted), halted.next_due), (vec![], Some(bed.time().after(seconds(20)))));
+    bed.pass(seconds(20));
+    assert_eq!(come(&bed, &queue, 3).await, [emitted[0], emitted[2], emitted[4]]);
+}
+
+async fn a_replaced_failure_lets_the_line_go_on(bed: Bed) {
+    let queue = line(&bed).await;
+    let replacing = || plain_event().unique(tramline::Unique::new("u").replacing());
+    bed.emit(replacing()).await;
+    let next = bed.emit(plain_event()).await;
+    fail(&queue, &[MONTH]).await;
+    let new = bed.emit(replacing()).await;
+    assert_eq!(queue.drain().await, [next, new]);
+}
+
+async fn a_failure_that_is_shed_lets_the_line_go_on(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders", "users"]).await;
+    fail(&queue, &[MONTH]).await;
+    let shed = Shed {
+        surplus: Surplus::Work { include_pull: false },
+        after: EventId(0),
+        limit: 1,
+        bytes: u64::MAX,
+        now: bed.now(),
+    };
+    assert_eq!(bed.store.shed(shed).await.unwrap().dropped, Some((queue.id, 1)));
+    assert_eq!(queue.drain().await, emitted[1..]);
+}
+
+async fn leaving_a_topic_takes_its_failures_out_of_the_way(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["users", "orders", "refunds"]).await;
+    fail(&queue, &[MONTH, 20]).await;
+    bed.queue_named("queue", &["orders", "refunds"], arrival()).await;
+    assert!(ids(&queue.claim(9).await).is_empty());
+    assert_eq!(queue.claim(9).await.next_due, Some(bed.time().after(seconds(20))));
+    bed.pass(seconds(20));
+    assert_eq!(come(&bed, &queue, 2).await, emitted[1..]);
+}
+
+async fn a_released_line_goes_on_with_what_failed(bed: Bed) {
+    let queue = line(&bed).await;
+    let emitted = emit_to(&bed, &["orders"; 150]).await;
+    assert_eq!(queue.release_parked(&[]).await, 0);
+    fail(&queue, &[[MONTH; 60], [20; 60]].concat()).await;
+    assert_eq!(queue.release_parked(&[]).await, 120);
+    assert_eq!(come(&bed, &queue, emitted.len()).await, emitted);
+    assert_eq!(queue.release_parked(&[]).await, 0);
 }
 
 /// All that comes, in this order.

@@ -10,6 +10,10 @@ conformance![
     a_released_key_runs_its_waiting_event_now,
     a_released_key_replays_its_held_event,
     a_released_key_goes_on_in_a_halted_lane,
+    a_halted_lane_is_released_where_no_key_is_parked,
+    a_halted_lane_goes_on_without_what_halted_it,
+    a_lane_stays_halted_by_what_failed_and_is_left,
+    a_delayed_event_keeps_no_lane_halted,
     only_named_keys_are_released,
     releasing_a_key_that_is_not_parked_does_nothing,
     a_cancelled_event_never_runs,
@@ -100,6 +104,68 @@ async fn a_released_key_goes_on_in_a_halted_lane(bed: Bed) {
     fail_next(&queue).await;
     assert_eq!(queue.release_parked(&[]).await, 1);
     assert_eq!(queue.drain().await, emitted);
+}
+
+fn halting() -> Policy {
+    Policy { while_retrying: WhileRetrying::Halt, ..ordered() }
+}
+
+/// It could not be released at all, because nothing was parked behind it.
+async fn a_halted_lane_is_released_where_no_key_is_parked(bed: Bed) {
+    let queue = bed.lane(halting()).await;
+    let emitted = [bed.emit(plain_event()).await, bed.emit(keyed("a")).await];
+    fail_next(&queue).await;
+    assert_eq!(queue.release_parked(&["a"]).await, 0);
+    assert!(ids(&queue.claim(9).await).is_empty());
+    assert_eq!(queue.release_parked(&[]).await, 1);
+    assert_eq!(queue.drain().await, emitted);
+}
+
+/// It stood still until the event would have been due.
+async fn a_halted_lane_goes_on_without_what_halted_it(bed: Bed) {
+    let queue = bed.lane(halting()).await;
+    let emitted = bed.emit_keys(&["a", "b", "a"]).await;
+    fail_next(&queue).await;
+    assert!(ids(&queue.claim(9).await).is_empty());
+    assert_eq!(bed.cancel(emitted[0]).await, 1);
+    assert_eq!(queue.drain().await, emitted[1..]);
+}
+
+async fn a_lane_stays_halted_by_what_failed_and_is_left(bed: Bed) {
+    let queue = bed.lane(halting()).await;
+    let unit = vec![keyed("a"), keyed("b"), keyed("c"), keyed("d"), keyed("e")];
+    let emitted: Vec<EventId> = bed.emit_together(unit).await.iter().map(|event| event.id).collect();
+    let claimed = queue.claim(4).await;
+    let delays = [300, 10, 300, 20].map(|delay| Outcome::Snooze { delay: seconds(delay) });
+    let outcomes: Vec<_> = ids(&claimed).into_iter().zip(delays).collect();
+    queue.settle_each(&claimed, &outcomes).await;
+    for (cancelled, left) in [(0, 300), (2, 20)] {
+        assert_eq!(bed.cancel(emitted[cancelled]).await, 1);
+        assert!(ids(&queue.claim(9).await).is_empty());
+        bed.pass(seconds(left - 1).min(seconds(9)));
+        assert!(ids(&queue.claim(9).await).is_empty());
+    }
+    bed.pass(seconds(2));
+    assert_eq!(queue.drain().await, [emitted[1], emitted[3], emitted[4]]);
+}
+
+/// Nobody tried it yet, so it holds nobody up.
+async fn a_delayed_event_keeps_no_lane_halted(bed: Bed) {
+    let queue = bed.lane(halting()).await;
+    let emitted = bed.emit_keys(&["a", "b"]).await;
+    let delayed = bed.emit(keyed("c").delay(seconds(30))).await;
+    let claimed = queue.claim(3).await;
+    assert_eq!(ids(&claimed), emitted);
+    let outcomes = [(emitted[0], Outcome::retry("no")), (emitted[1], Outcome::retry("no"))];
+    queue.settle_each(&claimed, &outcomes).await;
+    for id in emitted {
+        assert!(ids(&queue.claim(9).await).is_empty());
+        assert_eq!(bed.cancel(id).await, 1);
+    }
+    let next = bed.emit(keyed("d")).await;
+    assert_eq!(queue.drain().await, [next]);
+    bed.pass(seconds(30));
+    assert_eq!(queue.drain().await, [delayed]);
 }
 
 async fn only_named_keys_are_released(bed: Bed) {

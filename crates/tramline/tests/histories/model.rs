@@ -42,6 +42,8 @@ pub(crate) struct Item {
     pub(crate) crashes: u32,
     pub(crate) alone: u32,
     pub(crate) replayed: bool,
+    /// True once it failed, or was put off.
+    pub(crate) failed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +85,7 @@ pub(crate) struct Lane {
 
 impl Item {
     pub(crate) fn new(key: Option<Key>, prev: Option<EventId>, place: Place) -> Item {
-        Item { key, prev, place, attempts: 0, crashes: 0, alone: 0, replayed: false }
+        Item { key, prev, place, attempts: 0, crashes: 0, alone: 0, replayed: false, failed: false }
     }
 
     pub(crate) fn is_pending(&self) -> bool {
@@ -291,7 +293,7 @@ impl Sub {
             self.lanes[lane].halted = (sure.max(due), maybe.max(due));
         }
         if let Some(item) = self.items.get_mut(&id) {
-            (item.place, item.crashes, item.alone) = (Place::Free { due }, 0, 0);
+            (item.place, item.crashes, item.alone, item.failed) = (Place::Free { due }, 0, 0, true);
         }
     }
 
@@ -310,13 +312,34 @@ impl Sub {
     }
 
     /// Somebody drops or cancels an event that nobody has.
-    pub(crate) fn remove(&mut self, id: EventId) {
-        let was_dead = self.items[&id].place == Place::Dead;
+    pub(crate) fn remove(&mut self, id: EventId, now: Time) {
+        let (was, lane) = (self.items[&id].place, self.lane_of(id));
+        let was_dead = was == Place::Dead;
         if let (Some(key), false) = (self.ordered_key(id).cloned(), was_dead) {
             self.gaps.entry(key).or_default().insert(id);
         }
         self.end(id, Ending::Failed);
         self.give_up(id, Place::Gone);
+        if let Place::Free { due } = was {
+            self.ease(lane, due, now);
+        }
+    }
+
+    /// What failed in a lane and is not due.
+    pub(crate) fn failed_in(&self, lane: usize, now: Time) -> impl Iterator<Item = (EventId, Time)> {
+        self.items.iter().filter_map(move |(id, item)| match item.place {
+            Place::Free { due } if item.failed && due > now && self.lane_of(*id) == lane => Some((*id, due)),
+            _ => None,
+        })
+    }
+
+    /// A lane is halted by what failed and is left, if what halted it goes.
+    fn ease(&mut self, lane: usize, due: Time, now: Time) {
+        let left = self.failed_in(lane, now).map(|(_, due)| due).max().unwrap_or(now);
+        let (sure, maybe) = &mut self.lanes[lane].halted;
+        for halted in [sure, maybe].into_iter().filter(|halted| due >= **halted) {
+            *halted = left.min(*halted);
+        }
     }
 
     /// Somebody replays or resends an event. A held one still has its place in the order.

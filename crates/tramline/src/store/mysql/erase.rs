@@ -10,7 +10,7 @@ use crate::model::slice::Slice;
 use crate::model::subscription::Ordering;
 use crate::model::tally::Ending;
 use crate::plan::LaneView;
-use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, taken_in_line, within_a_step};
+use crate::store::deleted::{Deleted, InTheWay, free_line, given_up, lanes_of, within_a_step};
 use crate::store::rows::StepRows;
 use std::collections::BTreeSet;
 
@@ -178,8 +178,7 @@ async fn erase_left(
     let found = slices(&session.rows(sql).await?)?;
     erase_slices(session, &found);
     if let Some(view) = &mut line {
-        view.lane.leased -= taken_in_line(&found);
-        view.let_go();
+        free_line(view, &found);
         write_lanes(session, &[&view.lane]);
     }
     let sql = format!(

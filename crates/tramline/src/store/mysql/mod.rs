@@ -5,9 +5,11 @@
 //! - `options`, `session`, `step`, `sql`: how a step gets a connection, the time and the catalogue, how it ends, and how its
 //!   statements are written
 //! - `inbox`: what programs in other languages want to emit
-//! - `emit` (with `idempotency` and `hoped`), `claim` (with `outlook`, `due`, `next_due` and `lapsed`), `order` (with `lanes`, `offer` and `suspects`), `settle`: the walk of an event
+//! - `emit` (with `idempotency` and `hoped`), `claim` (with `outlook`, `due`, `next_due` and `lapsed`), `order` (with `lanes`,
+//!   `offer` and `suspects`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
-//! - `limit`, `unique`, `compact`, `rules`, `failures`: what is allowed, what is there already, what gives way, what is stopped, what went wrong
+//! - `limit`, `unique`, `compact`, `rules`, `failures`: what is allowed, what is there already, what gives way, what is
+//!   stopped, what went wrong
 //! - `shared`: what the steps that are written for all servers ask
 //! - `log`: reading topics; `pulse`: whether something has happened; `buried`: where dead events are
 //! - `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `remote`, `catalog`, `token`: everything else

@@ -220,6 +220,9 @@ impl Look<'_> {
                 raw.next_due = (!taker.is_full() && (claim.single || more)).then_some(now);
                 return Ok(Taken::Rest);
             }
+            if views.values().all(|view| view.lane.halted_until > now) {
+                return Ok(Taken::Rest);
+            }
             // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
         }
         raw.next_due = Some(now);

@@ -2,8 +2,9 @@
 
 use super::buried;
 use super::due::due;
-use super::lanes::{leased_sql, lock_sql, views};
+use super::lanes::{failed_sql, first_new_sql, leased_sql, lock_sql, views};
 use super::limit;
+use super::next_due::NEVER;
 use super::rows::{SLICE, apply, chunks, lock_chunks_sql, metas, slices, slices_sql, write_lanes};
 use super::session::Session;
 use super::sql::{Columns, LIST, list, named, text};
@@ -40,6 +41,22 @@ impl StepRows for Session<'_> {
 
     async fn leased(&mut self, id: SubscriptionId, lanes: &[LaneId]) -> Result<Vec<Slice>> {
         slices(&self.rows(leased_sql(id, lanes)).await?)
+    }
+
+    async fn halted(&mut self, id: SubscriptionId) -> Result<BTreeSet<LaneId>> {
+        let sql = format!(
+            "SELECT lane FROM tramline_lane WHERE subscription = {} AND halted_until > {}",
+            id.0, self.now.0
+        );
+        self.rows(sql).await?.iter().map(|row| row.int(0).map(LaneId)).collect()
+    }
+
+    async fn failed(&mut self, id: SubscriptionId) -> Result<Vec<Slice>> {
+        let end = match self.rows(first_new_sql(id)).await?.first() {
+            Some(row) => row.int(0)?,
+            None => NEVER,
+        };
+        slices(&self.rows(failed_sql(id, end, self.now)).await?)
     }
 
     async fn marks(&mut self, id: SubscriptionId, keys: Vec<(LaneId, Arc<str>)>) -> Result<Vec<Mark>> {

@@ -10,7 +10,7 @@ use crate::model::slice::Slice;
 use crate::model::subscription::Ordering;
 use crate::model::tally::Ending;
 use crate::plan::LaneView;
-use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, taken_in_line, within_a_step};
+use crate::store::deleted::{Deleted, InTheWay, free_line, given_up, lanes_of, within_a_step};
 use crate::store::rows::StepRows;
 use sqlx::Row;
 use std::collections::BTreeSet;
@@ -180,8 +180,7 @@ async fn erase_left(
     erase_slices(session, &found).await?;
     if let Some(view) = &mut line {
         let found: Vec<Slice> = found.into_iter().map(|slice| as_taken(slice, &session.starts)).collect();
-        view.lane.leased -= taken_in_line(&found);
-        view.let_go();
+        free_line(view, &found);
         write_lanes(session, &[&view.lane]).await?;
     }
     let sql = "SELECT min(s.chunk) FROM tramline_slice s WHERE s.chunk = ANY($1) AND s.subscription + 0 = $2";

@@ -288,6 +288,9 @@ async fn take_from(
             raw.next_due = (!taker.is_full() && (claim.single || more)).then_some(now);
             return Ok(false);
         }
+        if views.values().all(|view| view.lane.halted_until > now) {
+            return Ok(false);
+        }
         // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
     }
     raw.next_due = Some(session.now);

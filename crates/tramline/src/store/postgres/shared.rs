@@ -2,6 +2,7 @@
 
 use super::claim::due;
 use super::limit;
+use super::order;
 use super::rows::{apply, chunks, locked_lane, metas, slices, write_lanes};
 use super::session::Session;
 use super::taken::as_taken;
@@ -54,6 +55,29 @@ impl StepRows for Session<'_> {
         let query = query.bind(lanes.iter().map(low).collect::<Vec<i64>>());
         let found = slices(&self.all(query).await?)?;
         Ok(found.into_iter().map(|slice| as_taken(slice, &self.starts)).collect())
+    }
+
+    async fn halted(&mut self, id: SubscriptionId) -> Result<BTreeSet<LaneId>> {
+        let sql = "SELECT l.lane FROM tramline_lane l WHERE l.subscription = $1 AND l.halted_until > $2";
+        let query = self.query(sql).bind(id.0).bind(self.now.0);
+        self.all(query).await?.iter().map(|row| Ok(LaneId(row.try_get(0)?))).collect()
+    }
+
+    /// In a line of all events it is ready, in front of what nobody took; elsewhere it waits, perhaps beside what was delayed.
+    ///
+    /// Uses `tramline_slice_claim (subscription, state, lane, rank, pos)`.
+    async fn failed(&mut self, id: SubscriptionId) -> Result<Vec<Slice>> {
+        let sql = "WITH n AS (SELECT * FROM unnest($3::bigint[]) AS n(lane)), {newest} SELECT {slice} FROM {lanes} \
+                   CROSS JOIN LATERAL (SELECT w.* FROM tramline_slice w WHERE l.lane <> 1 AND w.subscription = $1 \
+                       AND w.state = 3 AND w.lane = l.lane AND w.rank = 0 AND w.pos > $2 \
+                       UNION ALL SELECT r.* FROM tramline_slice r WHERE l.lane = 1 AND r.subscription = $1 \
+                       AND r.state = 0 AND r.lane = 1 AND r.rank = 0 AND r.pos >= l.low AND r.due_at > $2 \
+                       AND r.pos <= coalesce((SELECT f.pos FROM tramline_slice f WHERE f.subscription = $1 \
+                           AND f.state = 0 AND f.lane = 1 AND f.rank = 0 AND f.pos >= l.low AND f.epoch = 0 \
+                           ORDER BY f.pos LIMIT 1), 9223372036854775807)) s \
+                   WHERE l.halted_until > $2 AND s.epoch BETWEEN 1 AND l.epoch";
+        let query = self.query(sql).bind(id.0).bind(self.now.0).bind(order::lanes(self, id)?);
+        slices(&self.all(query).await?)
     }
 
     async fn marks(&mut self, id: SubscriptionId, keys: Vec<(LaneId, Arc<str>)>) -> Result<Vec<Mark>> {

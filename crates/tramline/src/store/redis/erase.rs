@@ -13,7 +13,7 @@ use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
 use crate::model::tally::Ending;
 use crate::plan::LaneView;
-use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, taken_in_line, within_a_step};
+use crate::store::deleted::{Deleted, InTheWay, free_line, given_up, lanes_of, within_a_step};
 use crate::store::tally::Ended;
 
 /// All lanes there can be.
@@ -134,13 +134,13 @@ fn erase_left(
     let cut_short = count < chunks.len();
     chunks.truncate(count);
     expect_slices(session, chunks.iter().map(|logged| logged.chunk))?;
-    let mut taken = 0;
+    let mut gone = Vec::new();
     for logged in &chunks {
         let found = slices_of_chunk(session, id, logged.chunk)?;
-        taken += taken_in_line(&found);
         erase_slices(session, &found)?;
+        gone.extend(found);
     }
-    free_line(session, id, taken)?;
+    leave_line(session, id, &gone)?;
     if let Some(last) = chunks.last() {
         let next = (last.chunk.0 + 1).to_string().into_bytes();
         session.put(table(session), field(Deleted::Left(id, topic)), next);
@@ -150,15 +150,13 @@ fn erase_left(
     Ok(looked + erase_marks(session, id, lanes_of(topic), limit - looked)?)
 }
 
-/// A line of all events outlives its topics: it holds less now.
-fn free_line(session: &Session<'_>, id: SubscriptionId, taken: i64) -> Result<()> {
-    if taken == 0 {
+fn leave_line(session: &Session<'_>, id: SubscriptionId, gone: &[Slice]) -> Result<()> {
+    if gone.iter().all(|slice| slice.lane != LaneId::WHOLE) {
         return Ok(());
     }
     let Some(lane) = one_lane(session, id, LaneId::WHOLE)? else { return Ok(()) };
     let mut view = LaneView::new(lane);
-    view.lane.leased -= taken;
-    view.let_go();
+    free_line(&mut view, gone);
     write_lane(session, &view.lane);
     Ok(())
 }

@@ -5,22 +5,23 @@ use super::catalog::fillings_of;
 use super::order::{load_keys, load_marks};
 use super::parts::{MOST, Patience, parts};
 use super::rows::{
-    apply, dead_index, dead_slices, died_index, expect_slices, is_logged, metas, one_chunk, one_lane, parked,
-    parked_index, slices_at, slices_of_chunk, write_lane,
+    apply, dead_index, dead_slices, died_index, entries, expect_slices, is_logged, lanes, load, metas,
+    one_chunk, one_lane, parked, parked_index, slices_at, slices_of_chunk, write_lane,
 };
-use super::session::Session;
+use super::session::{PAGE, Session};
 use super::tuple::{Columns, Tuple};
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
 use crate::model::failure::Gone;
-use crate::model::id::{ChunkId, EventId, SliceId, SubscriptionId, TopicId};
-use crate::model::lane;
+use crate::model::id::{ChunkId, EventId, LaneId, SliceId, SubscriptionId, TopicId};
+use crate::model::lane::{self, Lane};
 use crate::model::lease::Lease;
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Subscription;
 use crate::plan::mend::{
-    buried, by_chunk, find, finished, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+    buried, by_chunk, find, finished, hasten, hasten_all, remove, replay, resend as plan_resend,
+    revive as plan_revive,
 };
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
@@ -170,6 +171,11 @@ pub(super) fn change_one(
     load_marks(session, &mut view, std::slice::from_ref(slice))?;
     decide(Some(&mut view), &mut changes);
     apply(session, slice.subscription, &changes)?;
+    if view.is_eased(session.now) {
+        // Only a settlement makes it more, and writes the lane.
+        let failed = session.loosely(|| failed(session, &view.lane, usize::MAX))?;
+        view.halt_for(failed.iter(), session.now);
+    }
     write_lane(session, &view.lane);
     Ok(changes.wake)
 }
@@ -267,6 +273,7 @@ impl RedisStore {
     /// Lets parked keys go, those that are named or all, some at a time. Gives how many.
     pub(super) async fn release_parked_in_parts(&self, given: &ReleaseParked) -> Result<u64> {
         let (id, mut count) = (given.subscription, 0);
+        let halted = if given.keys.is_empty() { self.halted(given).await? } else { Vec::new() };
         for keys in given.keys.chunks(KEYS) {
             let step = |session: &Session<'_>| {
                 // One that is wrong is refused before any key goes.
@@ -286,7 +293,59 @@ impl RedisStore {
             count += some;
             next = rest;
         }
+        for lane in halted {
+            let mut more = true;
+            while more {
+                let some;
+                (some, more) = self.write(given.now, |session| let_lane_go(session, id, lane)).await?;
+                count += some;
+            }
+        }
         Ok(count)
+    }
+
+    /// The lanes that stand still. Keys that go on let them go on, too.
+    async fn halted(&self, given: &ReleaseParked) -> Result<Vec<LaneId>> {
+        let step = |session: &Session<'_>| {
+            session.catalog().require_subscription(given.subscription)?;
+            let lanes = session.loosely(|| lanes(session, given.subscription))?;
+            Ok(lanes.iter().filter(|lane| lane.halted_until > session.now).map(|lane| lane.lane).collect())
+        };
+        self.write(given.now, step).await
+    }
+}
+
+/// Lets a lane that stands still go on, also where no key is parked, some events at a time. Gives how many, and whether there are more.
+fn let_lane_go(session: &Session<'_>, id: SubscriptionId, lane: LaneId) -> Result<(u64, bool)> {
+    let Some(lane) = one_lane(session, id, lane)? else { return Ok((0, false)) };
+    let failed = failed(session, &lane, KEYS)?;
+    let (mut view, mut changes) = (LaneView::new(lane), Changes::default());
+    let count = hasten_all(&mut view, &failed, session.now, &mut changes);
+    apply(session, id, &changes)?;
+    write_lane(session, &view.lane);
+    Ok((count, failed.len() >= KEYS))
+}
+
+/// What failed in a lane and is not due, so many or a few more: in a line of all events it is ready, in front of what nobody took;
+/// elsewhere it waits, perhaps beside what was delayed.
+fn failed(session: &Session<'_>, lane: &Lane, most: usize) -> Result<Vec<Slice>> {
+    let is_line = lane.lane == LaneId::WHOLE;
+    let mut range = match is_line {
+        true => Tuple::new().with(&[State::Ready as i64, lane.lane.0, 0]).all(),
+        false => {
+            let waiting = [State::Waiting as i64, lane.lane.0, 0];
+            let after = session.now.0.saturating_add(1);
+            (Tuple::new().with(&waiting).with(&[after]).bytes(), Tuple::new().with(&waiting).end())
+        }
+    };
+    let mut found = Vec::new();
+    loop {
+        let page = entries(session, lane.subscription, range.clone(), PAGE)?;
+        let slices = load(session, &page)?;
+        let is_over = page.len() < PAGE || (is_line && slices.iter().any(|slice| !lane.has_had(slice)));
+        found.extend(slices.into_iter().filter(|slice| slice.due_at > session.now && lane.has_had(slice)));
+        let Some(last) = page.last().filter(|_| !is_over && found.len() < most) else { return Ok(found) };
+        range.0 = Tuple::new().with(&last.columns()).end();
     }
 }
 

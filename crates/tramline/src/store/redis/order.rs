@@ -190,7 +190,7 @@ fn take_from(
         let taken = take(view, waiting, ready, taker, session.now, changes);
         let took = !taken.is_empty();
         add(view, taken, raw);
-        if took || !more {
+        if took || !more || view.lane.halted_until > session.now {
             return Ok(false);
         }
         // Everything met was parked or not due: it is out of the way now, so look at what is behind it.

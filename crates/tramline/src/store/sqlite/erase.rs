@@ -8,7 +8,7 @@ use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
 use crate::model::tally::Ending;
 use crate::plan::LaneView;
-use crate::store::deleted::{Deleted, InTheWay, given_up, lanes_of, taken_in_line, within_a_step};
+use crate::store::deleted::{Deleted, InTheWay, free_line, given_up, lanes_of, within_a_step};
 use rusqlite::{Connection, OptionalExtension, params};
 
 /// All lanes there can be.
@@ -128,13 +128,13 @@ fn erase_left(
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([topic.0, next, limit], |row| row.get(0))?;
     let chunks: Vec<i64> = rows.collect::<rusqlite::Result<_>>()?;
-    let mut taken = 0;
+    let mut gone = Vec::new();
     for chunk in &chunks {
         let found = slices(conn, "chunk = ? AND subscription = ?", &[*chunk, id.0])?;
-        taken += taken_in_line(&found);
         erase_slices(session, &found)?;
+        gone.extend(found);
     }
-    free_line(conn, id, taken)?;
+    leave_line(conn, id, &gone)?;
     if let Some(last) = chunks.last() {
         let sql = "UPDATE tramline_deleted SET next = ? WHERE topic = ? AND subscription = ?";
         conn.prepare_cached(sql)?.execute([last + 1, topic.0, id.0])?;
@@ -143,15 +143,13 @@ fn erase_left(
     Ok(looked + erase_marks(conn, id, lanes_of(topic), limit - looked)?)
 }
 
-/// A line of all events outlives its topics: it holds less now.
-fn free_line(conn: &Connection, id: SubscriptionId, taken: i64) -> Result<()> {
-    if taken == 0 {
+fn leave_line(conn: &Connection, id: SubscriptionId, gone: &[Slice]) -> Result<()> {
+    if gone.iter().all(|slice| slice.lane != LaneId::WHOLE) {
         return Ok(());
     }
     let Some(lane) = one_lane(conn, id, LaneId::WHOLE)? else { return Ok(()) };
     let mut view = LaneView::new(lane);
-    view.lane.leased -= taken;
-    view.let_go();
+    free_line(&mut view, gone);
     write_lane(conn, &view.lane)
 }
 

@@ -1,18 +1,19 @@
 //! Replay, drop, cancel, resend, release of parked keys, and adoption: changes that somebody asks for.
 
-use super::order::{load_keys, load_marks};
-use super::rows::{apply, one_chunk, one_lane, one_meta, slices, slices_of_chunk, write_lane};
+use super::order::{failed, load_keys, load_marks};
+use super::rows::{apply, lanes, one_chunk, one_lane, one_meta, slices, slices_of_chunk, write_lane};
 use super::session::Session;
 use crate::error::Result;
 use crate::model::chunk::ChunkRow;
 use crate::model::failure::Gone;
 use crate::model::id::{ChunkId, EventId, SubscriptionId, TopicId};
-use crate::model::lane;
+use crate::model::lane::{self, Lane};
 use crate::model::mask::Mask;
 use crate::model::slice::{Slice, State};
 use crate::model::subscription::Subscription;
 use crate::plan::mend::{
-    buried, by_chunk, find, finished, hasten, remove, replay, resend as plan_resend, revive as plan_revive,
+    buried, by_chunk, find, finished, hasten, hasten_all, remove, replay, resend as plan_resend,
+    revive as plan_revive,
 };
 use crate::plan::{Changes, LaneView};
 use crate::store::claimed::RawClaim;
@@ -108,6 +109,10 @@ pub(super) fn change(
     load_marks(session.conn, &mut view, std::slice::from_ref(slice))?;
     decide(Some(&mut view), &mut changes);
     apply(session, slice.subscription, &changes)?;
+    if view.is_eased(session.now) {
+        let failed = failed(session, &view.lane)?;
+        view.halt_for(failed.iter(), session.now);
+    }
     write_lane(session.conn, &view.lane)?;
     Ok(changes.wake)
 }
@@ -160,6 +165,8 @@ pub(super) fn resend(session: &Session<'_>, resend: &Resend) -> Result<u64> {
 
 pub(super) fn release_parked(session: &Session<'_>, release: &ReleaseParked) -> Result<u64> {
     session.catalog.require_subscription(release.subscription)?;
+    let mut halted = lanes(session.conn, release.subscription)?;
+    halted.retain(|lane| release.keys.is_empty() && lane.halted_until > session.now);
     let mut count = 0;
     for event in blockers(session, release)? {
         let slices = slices_of_chunk(session.conn, release.subscription, event.chunk())?;
@@ -175,6 +182,19 @@ pub(super) fn release_parked(session: &Session<'_>, release: &ReleaseParked) -> 
         })?;
         count += 1;
     }
+    for lane in halted {
+        count += let_go(session, lane)?;
+    }
+    Ok(count)
+}
+
+/// Lets a lane that stands still go on, also where no key is parked.
+fn let_go(session: &Session<'_>, lane: Lane) -> Result<u64> {
+    let (id, failed) = (lane.subscription, failed(session, &lane)?);
+    let (mut view, mut changes) = (LaneView::new(lane), Changes::default());
+    let count = hasten_all(&mut view, &failed, session.now, &mut changes);
+    apply(session, id, &changes)?;
+    write_lane(session.conn, &view.lane)?;
     Ok(count)
 }
 

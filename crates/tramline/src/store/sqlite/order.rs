@@ -150,7 +150,7 @@ fn take_from(
         let taken = take(view, waiting, ready, taker, session.now, changes);
         let took = !taken.is_empty();
         add(view, taken, raw);
-        if took || !more {
+        if took || !more || view.lane.halted_until > session.now {
             return Ok(false);
         }
         // Everything met was parked or not due: it is out of the way now, so look at what is behind it.
@@ -300,6 +300,21 @@ fn ready(session: &Session<'_>, id: SubscriptionId, lane: LaneId, events: u32) -
 /// All that is taken in a lane.
 pub(super) fn leased(conn: &Connection, id: SubscriptionId, lane: LaneId) -> Result<Vec<Slice>> {
     slices(conn, "subscription = ? AND state IN (1, 7) AND lane = ?", &[id.0, lane.0])
+}
+
+/// What failed in a lane and is not due: in a line of all events it is ready, in front of what nobody took; elsewhere it waits,
+/// perhaps beside what was delayed.
+pub(super) fn failed(session: &Session<'_>, lane: &Lane) -> Result<Vec<Slice>> {
+    let (id, epoch, now) = (lane.subscription.0, lane.epoch, session.now.0);
+    if lane.lane != LaneId::WHOLE {
+        let filter =
+            "subscription = ? AND state = 3 AND lane = ? AND rank = 0 AND pos > ? AND epoch BETWEEN 1 AND ?";
+        return slices(session.conn, filter, &[id, lane.lane.0, now, epoch]);
+    }
+    let filter = "subscription = ?1 AND state = 0 AND lane = ?2 AND rank = 0 AND due_at > ?3 AND epoch BETWEEN 1 AND ?4 \
+                  AND pos <= coalesce((SELECT f.pos FROM tramline_slice f WHERE f.subscription = ?1 AND f.state = 0 \
+                  AND f.lane = ?2 AND f.rank = 0 AND f.epoch = 0 ORDER BY f.pos LIMIT 1), 9223372036854775807)";
+    slices(session.conn, filter, &[id, lane.lane.0, now, epoch])
 }
 
 /// Fills in the keys of chunks. Their decoded events are kept, because a claim gives them out next.

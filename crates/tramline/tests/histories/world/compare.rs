@@ -83,7 +83,7 @@ impl World {
         parked.into_iter().map(|one| (one.key, one.blocked_by)).collect()
     }
 
-    async fn status(&self, at: usize, id: EventId) -> Status {
+    pub(super) async fn status(&self, at: usize, id: EventId) -> Status {
         let view =
             self.store.event(FindEvent { id, now: Some(self.now) }).await.unwrap().expect("it is kept");
         let name = &*self.subs[at].name;

@@ -4,6 +4,8 @@ use super::{TOPIC, World};
 use crate::model::{Item, Place};
 use tramline::model::id::EventId;
 use tramline::model::rule::RuleKind;
+use tramline::model::status::Status;
+use tramline::model::time::Time;
 use tramline::store::verbs::{Cancel, ReleaseParked, Resend, Revival, Revive, RuleEnd, SetRule, Which};
 
 impl World {
@@ -33,12 +35,12 @@ impl World {
             match sub.items[&id].place {
                 Place::Leased(at) if was && !sub.is_live(at, self.now) && !sub.is_once() => {
                     sub.crash(at, self.now); // it was noticed to be nobody's
-                    sub.remove(id);
+                    sub.remove(id, self.now);
                 }
                 Place::Leased(at) if !sub.is_live(at, self.now) => {}
                 Place::Free { .. } | Place::Held => {
                     assert!(was, "{}: {id} could have been cancelled", sub.name);
-                    sub.remove(id);
+                    sub.remove(id, self.now);
                 }
                 other => assert!(!was, "{}: {id} was cancelled and is {other:?}", sub.name),
             }
@@ -60,7 +62,7 @@ impl World {
         let revived = self.store.revive(revive).await.unwrap();
         assert_eq!((revived.count, revived.next), (meant.len() as u64, None), "{}: {meant:?}", sub.name);
         for id in meant {
-            if replay { sub.replay(id, self.now) } else { sub.remove(id) }
+            if replay { sub.replay(id, self.now) } else { sub.remove(id, self.now) }
         }
     }
 
@@ -71,6 +73,7 @@ impl World {
         let sub = &mut self.subs[at];
         let release = ReleaseParked { subscription: sub.id, keys: keys.clone(), now: Some(self.now) };
         let count = self.store.release_parked(release).await.unwrap();
+        let stood_still: Vec<Time> = sub.lanes.iter().map(|lane| lane.halted.0).collect();
         let meant = |key: &str| keys.is_empty() || keys.iter().any(|(_, meant)| *meant == *key);
         let (mut surely, mut perhaps) = (0, 0);
         for (key, id) in blockers.into_iter().filter(|(key, _)| meant(key)) {
@@ -88,7 +91,31 @@ impl World {
             sub.hasten(id, now);
             assert!(sub.items[&id].key.as_deref() == Some(&*key));
         }
+        for (lane, until) in stood_still.into_iter().enumerate().filter(|_| keys.is_empty()) {
+            let (sure, unsure) = self.let_go(at, lane, until).await;
+            surely += sure;
+            perhaps += unsure;
+        }
+        let sub = &self.subs[at];
         assert!((surely..=surely + perhaps).contains(&count), "{}: released {count}", sub.name);
+    }
+
+    /// Where all may go on, so does what failed in a lane that stood still, surely until this time. A store may have let it go on
+    /// before, and its events not. Gives how many went surely, and how many others did.
+    async fn let_go(&mut self, at: usize, lane: usize, until: Time) -> (u64, u64) {
+        let (mut surely, mut perhaps) = (0, 0);
+        let failed: Vec<EventId> = self.subs[at].failed_in(lane, self.now).map(|(id, _)| id).collect();
+        for id in failed {
+            match until > self.now {
+                true => surely += 1,
+                false if self.status(at, id).await == Status::Delayed => continue,
+                false => perhaps += 1,
+            }
+            self.subs[at].hasten(id, self.now);
+        }
+        let (sure, maybe) = self.subs[at].lanes[lane].halted;
+        self.subs[at].lanes[lane].halted = (sure.min(self.now), maybe.min(self.now));
+        (surely, perhaps)
     }
 
     pub(super) async fn resend(&mut self, at: usize, pick: usize) {
