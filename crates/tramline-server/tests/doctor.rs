@@ -327,9 +327,13 @@ fn a_store_that_cannot_be_looked_at_is_serious_and_not_created() {
     std::fs::write(&text, "this is no database, but long enough to be looked at as one").unwrap();
     let urls =
         [missing.display().to_string(), text.display().to_string()].map(|path| format!("sqlite://{path}"));
-    for url in
-        urls.iter().map(String::as_str).chain(["sqlite::memory:", "nonsense:x", "postgres://127.0.0.1:1/x"])
-    {
+    let away = [
+        "postgres://127.0.0.1:1/x",
+        "mysql://127.0.0.1:1/x",
+        "redis://127.0.0.1:1",
+        "redis+cluster://127.0.0.1:1",
+    ];
+    for url in urls.iter().map(String::as_str).chain(["sqlite::memory:", "nonsense:x"]).chain(away) {
         let (code, findings) = doctor(url);
         assert_eq!((code, of(&findings, "store").len()), (2, 1), "{url}: {findings:?}");
     }
