@@ -6,12 +6,12 @@
 #![expect(clippy::unwrap_used, reason = "a failed test says where")]
 
 mod node;
+mod own_redis;
 
 use node::{Launch, Node, refused, until_true};
+use own_redis::OwnRedis;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::{Value, json};
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
 
 /// Beyond this nothing can be written: less than the store has written when it is open.
 const FULL: Option<u64> = Some(4096);
@@ -118,59 +118,21 @@ fn a_file_that_cannot_be_written_is_told_with_a_remedy() {
     }
 }
 
-/// A Redis of the test's own. Killed when it is dropped.
-struct Redis {
-    child: Child,
-    client: redis::Client,
-    url: String,
-    _directory: tempfile::TempDir,
-}
-
-impl Redis {
-    fn start() -> Redis {
-        let directory = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut command = Command::new("redis-server");
-        command.args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--appendonly",
-            "yes",
-            "--save",
-            "",
-        ]);
-        let child = command.arg("--dir").arg(directory.path()).stdout(Stdio::null()).spawn().unwrap();
-        let url = format!("redis://127.0.0.1:{port}");
-        let client = redis::Client::open(&*url).unwrap();
-        node::until(|| redis::cmd("PING").query::<String>(&mut client.get_connection().ok()?).ok());
-        Redis { child, client, url, _directory: directory }
-    }
-
-    fn hold(&self, memory: &str) {
-        let mut connection = self.client.get_connection().unwrap();
-        redis::cmd("CONFIG").arg(&["SET", "maxmemory", memory]).query::<()>(&mut connection).unwrap();
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
+/// Limits the memory of a server; 0 lifts the limit.
+fn hold(redis: &OwnRedis, memory: u64) {
+    redis.ask::<()>(&["CONFIG", "SET", "maxmemory", &memory.to_string()]);
 }
 
 #[tokio::test]
 async fn while_redis_is_full_emits_are_refused_and_what_is_there_is_worked_off() {
-    let redis = Redis::start();
-    let node = Launch::with(&["--store", &redis.url]).start();
+    let redis = OwnRedis::start();
+    let node = Launch::with(&["--store", &redis.url()]).start();
     node.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
     let mut acknowledged = Vec::new();
     for number in 0..20 {
         acknowledged.push(emit(&node, number).await.1["events"][0]["id"].clone());
     }
-    redis.hold("1");
+    hold(&redis, 1);
     for number in 100..110 {
         let (status, problem) = emit(&node, number).await;
         assert_eq!(status, 503, "{problem}");
@@ -178,7 +140,7 @@ async fn while_redis_is_full_emits_are_refused_and_what_is_there_is_worked_off()
         assert!(problem.to_string().contains("maxmemory"), "{problem}");
     }
     let mut worked = work_off(&node).await;
-    redis.hold("0");
+    hold(&redis, 0);
     acknowledged.push(emit(&node, 200).await.1["events"][0]["id"].clone());
     worked.extend(work_off(&node).await);
     assert_eq!(worked, acknowledged, "all that was acknowledged, and nothing else");
@@ -198,4 +160,95 @@ async fn work_off(node: &Node) -> Vec<Value> {
         let results: Vec<Value> = events.iter().map(result).collect();
         node.post("/v1/subscriptions/s/settle", json!({"results": results})).await;
     }
+}
+
+/// Status and problem of what brings something new.
+async fn refused_when_full(node: &Node, path: &str, body: Value) {
+    let request = node.http.post(node.url(path)).header("content-type", "application/json");
+    let reply = request.body(body.to_string()).send().await.unwrap();
+    let (status, problem) = (reply.status(), reply.text().await.unwrap());
+    assert_eq!(status, 503, "{path}: {problem}");
+    assert!(problem.contains("maxmemory"), "{path}: {problem}");
+}
+
+#[tokio::test]
+async fn while_redis_is_full_retries_leases_tallies_and_rules_go_on() {
+    let redis = OwnRedis::start();
+    let node = Launch::with(&["--store", &redis.url()]).start();
+    let policy = json!({"topics": ["t"], "backoff": {"kind": "constant", "delay_ms": 0}});
+    node.put("/v1/subscriptions/s", policy).await;
+    node.put("/v1/subscriptions/told", json!({"topics": ["told"]})).await;
+    let emitted = emit(&node, 1).await.1["events"][0]["id"].clone();
+    let wish = json!({"on_complete": {"topic": "told", "payload": {"n": 1}}});
+    let tally = node.post("/v1/tallies", wish).await["tally"].as_str().unwrap().to_owned();
+    let tally = format!("/v1/tallies/{tally}");
+    node.post(&format!("{tally}/add"), json!({"count": 100})).await;
+    node.put("/v1/schedules/nightly", json!({"every_ms": 3_600_000, "topic": "t"})).await;
+    hold(&redis, 1);
+    refused_when_full(&node, "/v1/topics/t/events", json!({"payload": 2})).await;
+    refused_when_full(&node, "/v1/tallies", json!({})).await;
+    refused_when_full(&node, &format!("{tally}/add"), json!({"count": 1})).await;
+    refused_when_full(&node, "/v1/schedules/nightly/run", json!({})).await;
+    let claim = async || {
+        node.post("/v1/subscriptions/s/claim", json!({"wait_ms": 30_000})).await["events"][0].clone()
+    };
+    let settle = async |event: &Value, outcome: &str| {
+        let result = json!({"id": event["id"], "lease": event["lease"], "outcome": outcome, "error": "once"});
+        let settled = node.post("/v1/subscriptions/s/settle", json!({"results": [result]})).await;
+        assert_eq!(settled["results"][0]["status"], "settled");
+    };
+    node.post("/v1/subscriptions/s/pause", json!({"reason": "a move"})).await;
+    node.post("/v1/subscriptions/s/resume", json!({})).await;
+    let first = claim().await;
+    assert_eq!(first["id"], emitted);
+    let extended = node.post("/v1/subscriptions/s/extend", json!({"leases": [first["lease"]]})).await;
+    assert_eq!(extended["results"][0]["status"], "extended");
+    settle(&first, "retry").await;
+    let second = claim().await;
+    assert_eq!((&second["id"], &second["attempt"]), (&emitted, &json!(2)));
+    settle(&second, "done").await;
+    node.post(&format!("{tally}/ack"), json!({"items": [[0, 98]]})).await;
+    node.post(&format!("{tally}/seal"), json!({})).await;
+    let last = node.post(&format!("{tally}/fail"), json!({"items": [99]})).await;
+    assert_eq!(last["completed_now"], true);
+    let told = node.post("/v1/subscriptions/told/claim", json!({"wait_ms": 30_000})).await;
+    assert_eq!(told["events"][0]["payload"], json!({"n": 1}));
+}
+
+/// Nobody raises the limit: what was worked off goes at the end of its retention, and there is room again.
+#[tokio::test]
+async fn a_full_redis_takes_events_again_when_retention_has_made_room() {
+    const ROOM: u64 = 8 << 20;
+    let redis = OwnRedis::start();
+    let node = Launch::with(&["--store", &redis.url()]).start();
+    node.put("/v1/topics/t", json!({"retention_ms": 1})).await;
+    node.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
+    let info: String = redis.ask(&["INFO", "memory"]);
+    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
+    hold(&redis, used.trim().parse::<u64>().unwrap() + ROOM);
+    let large = async || {
+        let request = node
+            .http
+            .post(node.url("/v1/topics/t/events"))
+            .body(json!({"payload": "x".repeat(200 << 10)}).to_string());
+        let reply = request.header("content-type", "application/json").send().await.unwrap();
+        let (status, text) = (reply.status().as_u16(), reply.text().await.unwrap());
+        assert!(status == 201 || (status == 503 && text.contains("Redis is full")), "{status}: {text}");
+        let receipt: Value = serde_json::from_str(&text).unwrap();
+        (status == 201).then(|| receipt["events"][0]["id"].clone())
+    };
+    let mut acknowledged = Vec::new();
+    while let Some(id) = large().await {
+        acknowledged.push(id);
+    }
+    assert!(acknowledged.len() > 10, "{acknowledged:?}");
+    let mut worked = work_off(&node).await;
+    until_true(async || {
+        let emitted = large().await;
+        acknowledged.extend(emitted.clone());
+        emitted.is_some()
+    })
+    .await;
+    worked.extend(work_off(&node).await);
+    assert_eq!(worked, acknowledged, "all that was acknowledged, and nothing else");
 }

@@ -3,9 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a failed test says where")]
 
 mod node;
+mod own_redis;
 mod stores;
 
 use node::{Node, PROGRAM};
+use own_redis::OwnRedis;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection};
 use std::process::Command;
@@ -86,16 +88,45 @@ async fn troubles_are_found_on_redis() {
 }
 
 #[tokio::test]
+async fn troubles_are_found_on_a_redis_cluster() {
+    troubles_are_found_while_the_server_runs(Place::redis_cluster()).await;
+}
+
+#[tokio::test]
 async fn a_store_in_redis_that_is_not_there_is_serious_and_none_is_made() {
-    let place = Place::redis();
-    for _ in 0..2 {
+    for place in [Place::redis(), Place::redis_cluster()] {
+        for _ in 0..2 {
+            let (code, findings) = doctor(place.url());
+            assert_eq!((code, of(&findings, "schema").len()), (2, 1), "{findings:?}");
+        }
+        tramline::store::open(place.url()).await.unwrap().close().await;
         let (code, findings) = doctor(place.url());
-        assert_eq!((code, of(&findings, "schema").len()), (2, 1), "{findings:?}");
+        assert_eq!((code, of(&findings, "schema").len()), (0, 0), "{findings:?}");
+        assert_eq!(of(&findings, "sync").len(), 1, "the file is synced once a second: {findings:?}");
     }
-    tramline::store::open(place.url()).await.unwrap().close().await;
-    let (code, findings) = doctor(place.url());
-    assert_eq!((code, of(&findings, "schema").len()), (0, 0), "{findings:?}");
-    assert_eq!(of(&findings, "sync").len(), 1, "the file is synced once a second: {findings:?}");
+}
+
+/// A Cluster is more than the node that was asked: what is wrong with one of them is said of that one.
+#[tokio::test]
+async fn a_node_of_a_redis_cluster_is_named() {
+    let node = OwnRedis::start_cluster();
+    let (code, findings) = doctor(&node.url());
+    assert_eq!(code, 2, "{findings:?}");
+    let [finding] = &findings.iter().filter(|finding| finding["check"] == "server").collect::<Vec<_>>()[..]
+    else {
+        panic!("{findings:?}")
+    };
+    assert!(finding["what"].as_str().unwrap().ends_with("this Redis is a node of a Cluster"), "{finding}");
+    assert!(finding["remedy"].as_str().unwrap().contains("redis+cluster://"), "{finding}");
+    let url = node.cluster_url();
+    tramline::store::open(&url).await.unwrap().close().await;
+    assert_eq!(of(&doctor(&url).1, "server"), []);
+    node.ask::<()>(&["CONFIG", "SET", "appendonly", "no"]);
+    let (code, findings) = doctor(&url);
+    assert_eq!(code, 2, "{findings:?}");
+    let [(severity, what)] = &of(&findings, "persistence")[..] else { panic!("{findings:?}") };
+    assert_eq!(severity, "serious");
+    assert!(what.starts_with(&format!("the node 127.0.0.1:{} keeps", node.port())), "{what}");
 }
 
 #[tokio::test]
@@ -296,9 +327,13 @@ fn a_store_that_cannot_be_looked_at_is_serious_and_not_created() {
     std::fs::write(&text, "this is no database, but long enough to be looked at as one").unwrap();
     let urls =
         [missing.display().to_string(), text.display().to_string()].map(|path| format!("sqlite://{path}"));
-    for url in
-        urls.iter().map(String::as_str).chain(["sqlite::memory:", "nonsense:x", "postgres://127.0.0.1:1/x"])
-    {
+    let away = [
+        "postgres://127.0.0.1:1/x",
+        "mysql://127.0.0.1:1/x",
+        "redis://127.0.0.1:1",
+        "redis+cluster://127.0.0.1:1",
+    ];
+    for url in urls.iter().map(String::as_str).chain(["sqlite::memory:", "nonsense:x"]).chain(away) {
         let (code, findings) = doctor(url);
         assert_eq!((code, of(&findings, "store").len()), (2, 1), "{url}: {findings:?}");
     }

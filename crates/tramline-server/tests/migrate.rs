@@ -1,12 +1,16 @@
-//! Processes that find a new database at the same moment.
+//! Processes that find a new store at the same moment.
 
 #![expect(clippy::unwrap_used, reason = "a failed test says where")]
 
 mod node;
+mod stores;
 
 use node::PROGRAM;
 use std::process::{Child, Command, Stdio};
-use tramline::{Event, Incarnation, Tramline};
+use stores::{Place, on_every_store};
+use tramline::{Event, Tramline};
+
+on_every_store![ten_processes_prepare_a_new_store];
 
 /// Ten real processes at once; each of them must think that the tables are there and right.
 fn ten_migrate(store: &str) {
@@ -34,20 +38,18 @@ async fn is_of_use(store: &str) {
     tram.close().await;
 }
 
-#[tokio::test]
-async fn ten_processes_make_the_tables_of_a_new_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = format!("sqlite://{}", folder.path().join("new.db").display());
-    ten_migrate(&store);
-    is_of_use(&store).await;
+async fn ten_processes_prepare_a_new_store(place: Place) {
+    ten_migrate(place.url());
+    is_of_use(place.url()).await;
 }
 
-#[tokio::test]
-async fn ten_processes_make_the_tables_of_a_new_schema() {
-    let server =
-        std::env::var("TRAMLINE_TEST_POSTGRES").expect("TRAMLINE_TEST_POSTGRES is not set: run ./test");
-    let sign = if server.contains('?') { '&' } else { '?' };
-    let store = format!("{server}{sign}schema=migrate_{:x}", Incarnation::random().0);
-    ten_migrate(&store);
-    is_of_use(&store).await;
+/// Whoever asks for SQL of a store that has none is told so, and nothing goes into the pipe.
+#[test]
+fn redis_has_no_tables_to_be_printed() {
+    for url in ["redis://127.0.0.1:1", "rediss://a,b,c?name=x"] {
+        let print = Command::new(PROGRAM).args(["migrate", "--print", "--store", url]).output().unwrap();
+        let said = String::from_utf8_lossy(&print.stderr).into_owned();
+        assert_eq!((print.status.code(), &print.stdout[..]), (Some(1), &b""[..]), "{said}");
+        assert!(said.contains("has no tables") && said.contains("nothing to prepare"), "{said}");
+    }
 }

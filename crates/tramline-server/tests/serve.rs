@@ -104,6 +104,42 @@ fn wrong_settings_are_told() {
     assert!(refused(&["--config", "missing.toml"]).contains("missing.toml cannot be read"));
 }
 
+#[test]
+fn a_store_whose_url_is_wrong_is_told_with_a_remedy() {
+    for (store, what, remedy) in [
+        ("redis://u:secret@h?nme=x", "the unknown parameter \"nme\"", "there are name and answer_ms"),
+        ("redis://u:secret@h?name=%7Bx%7D", "cannot be called \"{x}\"", "letters, digits"),
+        ("redis://u:secret@h/x", "no database by its number", "redis://user:password@host:6379/0"),
+        ("redis://u:secret@a,b/1", "a Cluster has no databases but 0", "redis://user:password@host:6379/0"),
+        ("mysql://u:secret@h", "names no database", "mysql://user:password@host:3306/database"),
+        ("mysql://u:secret@h/d?max_connections=0", "max_connections=0 is out of range", "use 2 to 1000"),
+        ("postgres://u:secret@h/d?schema=A-b", "\"A-b\" cannot be used as a schema name", "small letters"),
+    ] {
+        let error = refused(&["--store", store]);
+        assert!(error.contains(what) && error.contains(remedy), "{store}: {error}");
+        assert!(!error.contains("secret"), "{store}: {error}");
+    }
+}
+
+/// Nobody listens there.
+#[test]
+fn a_store_that_cannot_be_reached_is_told_with_a_remedy() {
+    for (store, what) in [
+        ("redis://u:secret@127.0.0.1:1", "Redis failed"),
+        ("rediss://u:secret@127.0.0.1:1", "Redis failed"),
+        ("redis://u:secret@127.0.0.1:1,127.0.0.1:2", "Redis failed"),
+        ("redis+cluster://u:secret@127.0.0.1:1", "Redis failed"),
+        ("mysql://u:secret@127.0.0.1:1/d", "the database failed"),
+        ("mariadb://u:secret@127.0.0.1:1/d", "the database failed"),
+        ("postgres://u:secret@127.0.0.1:1/d", "the database failed"),
+    ] {
+        let error = refused(&["--store", store]);
+        assert!(error.contains(what) && error.contains("Connection refused"), "{store}: {error}");
+        assert!(error.contains("runs and can be reached"), "{store}: {error}");
+        assert!(!error.contains("secret"), "{store}: {error}");
+    }
+}
+
 #[tokio::test]
 async fn with_a_root_token_it_serves_the_world() {
     let launch = Launch::with(&["--listen", "0.0.0.0:0"]).env("TRAMLINE_ROOT_TOKEN", "a-long-root-token");

@@ -232,6 +232,7 @@ pub(crate) async fn until_true(mut look: impl AsyncFnMut() -> bool) {
 pub(crate) fn refused(arguments: &[&str]) -> String {
     let directory = tempfile::tempdir().unwrap();
     let output = Launch::with(arguments).command(directory.path()).output().unwrap();
-    assert!(!output.status.success());
-    String::from_utf8(output.stderr).unwrap()
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    said
 }

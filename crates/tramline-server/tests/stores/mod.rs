@@ -45,10 +45,18 @@ impl Place {
         Place { url: format!("{server}/{database}"), _directory: None }
     }
 
-    /// A store of its own name on the test server.
     pub(crate) fn redis() -> Place {
-        let server =
-            std::env::var("TRAMLINE_TEST_REDIS").expect("TRAMLINE_TEST_REDIS is not set: run ./test");
+        Place::named("TRAMLINE_TEST_REDIS")
+    }
+
+    /// On three nodes, of which one has it.
+    pub(crate) fn redis_cluster() -> Place {
+        Place::named("TRAMLINE_TEST_REDIS_CLUSTER")
+    }
+
+    /// A store of its own name on a test server.
+    fn named(variable: &str) -> Place {
+        let server = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run ./test"));
         let url = format!("{server}?name=serve_{:x}", tramline::Incarnation::random().0);
         Place { url, _directory: None }
     }
@@ -93,6 +101,12 @@ macro_rules! on_every_store {
             $(#[tokio::test]
             async fn $name() {
                 super::$name(crate::stores::Place::redis()).await;
+            })*
+        }
+        mod redis_cluster {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::stores::Place::redis_cluster()).await;
             })*
         }
     };
