@@ -133,7 +133,8 @@ impl MysqlStore {
     /// version migrated it, or other migrations than this one has.
     pub async fn open(options: MysqlOptions) -> Result<MysqlStore> {
         // The pool tries until its time is over; this one says at once why it cannot connect.
-        let mut conn = asked(options.answer, MySqlConnection::connect_with(&options.connect)).await?;
+        let connecting = MySqlConnection::connect_with(&options.connect);
+        let mut conn = asked(ACQUIRE.min(options.answer), connecting).await?;
         let server = answered(options.answer, Server::read(&mut conn)).await?;
         server.check()?;
         for doubt in server.doubts() {

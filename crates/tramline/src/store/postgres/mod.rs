@@ -130,7 +130,7 @@ impl PostgresStore {
             connect = connect.statement_cache_capacity(0);
         }
         // The pool tries until its time is over; this one says at once why it cannot connect.
-        asked(options.answer, PgConnection::connect_with(&connect)).await?.close().await?;
+        asked(ACQUIRE.min(options.answer), PgConnection::connect_with(&connect)).await?.close().await?;
         let pool = || {
             PgPoolOptions::new()
                 .max_connections(options.max_connections)
