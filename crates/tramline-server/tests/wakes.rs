@@ -152,6 +152,15 @@ fn a_wake_that_is_none_is_refused_with_a_remedy() {
     assert!(said.contains("nats://") && said.contains("redis://"), "{said}");
 }
 
+/// The URL of PostgreSQL was read when somebody waited, and that failed for ever.
+#[test]
+fn an_address_that_nobody_can_reach_is_refused_with_a_remedy() {
+    for wake in ["postgres://h:nonsense/d", "nats://h:nonsense", "redis://h:nonsense"] {
+        let said = refused(&["--wake", wake]);
+        assert!(said.contains("://") && !said.contains("is lost"), "{wake}: {said}");
+    }
+}
+
 #[test]
 fn the_password_of_a_wake_is_not_shown() {
     let output =
