@@ -26,3 +26,4 @@ mod stalls;
 mod tls;
 mod turns;
 mod unpark;
+mod warned;
