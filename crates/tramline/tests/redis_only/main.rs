@@ -21,6 +21,7 @@ mod memory;
 mod opening;
 mod parts;
 mod recount;
+mod rights;
 mod server;
 mod stalls;
 mod tls;
