@@ -96,6 +96,19 @@ async fn nodes_on_mysql_can_wake_each_other_over_postgres() {
     most_are_soon(&first, &second).await;
 }
 
+#[tokio::test]
+async fn a_node_whose_hints_stay_in_the_process_listens_to_nobody() {
+    let place = Place::postgres();
+    let alone = place.launch(&["--wake", "in-process"]).start();
+    alone.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
+    let took = hand_over(&alone, &alone).await;
+    assert!(took < SOON, "{took:?}");
+    assert_eq!(listeners(&place).await, 0);
+    let usual = place.launch(&[]).start();
+    hand_over(&usual, &usual).await;
+    assert!(listeners(&place).await > 0, "this is how it is seen");
+}
+
 /// A server of the test's own, to take away. Killed when it is dropped.
 struct Server {
     child: Child,
