@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use support::stores::{Fresh, Place};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tramline::model::id::{Incarnation, SubscriptionId};
 use tramline::wake::address::open;
 use tramline::wake::in_process::InProcess;
@@ -69,7 +69,7 @@ impl Trouble {
     fn pass<T: Clone>(self, held: &mut Vec<T>, hint: T) -> Vec<T> {
         held.push(hint);
         match self {
-            Trouble::Nothing => held.drain(..).collect(),
+            Trouble::Nothing => std::mem::take(held),
             Trouble::Lost => held.drain(..).take(0).collect(),
             Trouble::HalfLost if held.len() < 2 => Vec::new(),
             Trouble::HalfLost => held.drain(..).take(1).collect(),
@@ -246,7 +246,9 @@ async fn whatever_happens_to_hints_over_redis_changes_only_when_work_starts() {
 }
 
 /// How many events are emitted, and how many more claims there may be for them if each hint comes ten times.
-const EVENTS: u32 = 300;
+const EVENTS: u32 = 100;
+/// A subscription that is only there to be heard of.
+const NOBODY: SubscriptionId = SubscriptionId(i64::MAX);
 const MORE: f64 = 1.2;
 
 /// How often the store is asked for events that are emitted somewhere else, each when the one before it has run.
@@ -256,11 +258,21 @@ async fn claims_for(trouble: Trouble) -> u64 {
     let hears = client.subscribe(channels[0].clone()).await.unwrap();
     client.flush().await.unwrap();
     let hears = hears.map(|said| String::from_utf8(said.payload.to_vec()).unwrap());
+    let (marks, sent) = (client.clone(), Arc::new(Semaphore::new(0)));
+    let tell = sent.clone();
     let says = move |channel: String, hint: String| {
         let client = client.clone();
-        async move { client.publish(channel, hint.into()).await.unwrap() }.boxed()
+        let sent = tell.clone();
+        async move {
+            client.publish(channel, hint.into()).await.unwrap();
+            client.flush().await.unwrap();
+            sent.add_permits(1);
+        }
+        .boxed()
     };
+    let last = channels[1].clone();
     let [from, to] = wire(&nats, trouble, channels, hears, says);
+    let mut heard = to.listen(NOBODY);
     let watched = Arc::new(OnceLock::new());
     let keep = watched.clone();
     let there = Options::new(&fresh.url)
@@ -269,15 +281,25 @@ async fn claims_for(trouble: Trouble) -> u64 {
     let emitter = Tramline::with(Options::new(&fresh.url).wake(from)).await.unwrap();
     let worker = Tramline::with(there).await.unwrap();
     let (mut told, end) = working(&worker, false).await;
+    let copies = trouble.pass(&mut Vec::new(), ()).len().try_into().unwrap();
+    let store = watched.get().unwrap().clone();
+    store.left_alone().await;
+    let before = store.calls("claim");
     for _ in 0..EVENTS {
         emitter.emit(Event::new("t", "x")).await.unwrap();
         told.recv().await.unwrap();
+        heard.arm();
+        sent.acquire_many(copies).await.unwrap().forget();
+        marks.publish(last.clone(), format!("0 {NOBODY}").into()).await.unwrap();
+        heard.wait().await;
+        store.left_alone().await;
     }
+    let claims = store.calls("claim") - before;
     end().await;
     emitter.close().await;
     worker.close().await;
     fresh.close().await;
-    watched.get().unwrap().calls("claim")
+    claims
 }
 
 #[tokio::test]
