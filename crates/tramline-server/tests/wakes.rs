@@ -96,6 +96,19 @@ async fn nodes_on_mysql_can_wake_each_other_over_postgres() {
     most_are_soon(&first, &second).await;
 }
 
+#[tokio::test]
+async fn a_node_whose_hints_stay_in_the_process_listens_to_nobody() {
+    let place = Place::postgres();
+    let alone = place.launch(&["--wake", "in-process"]).start();
+    alone.put("/v1/subscriptions/s", json!({"topics": ["t"]})).await;
+    let took = hand_over(&alone, &alone).await;
+    assert!(took < SOON, "{took:?}");
+    assert_eq!(listeners(&place).await, 0);
+    let usual = place.launch(&[]).start();
+    hand_over(&usual, &usual).await;
+    assert!(listeners(&place).await > 0, "this is how it is seen");
+}
+
 /// A server of the test's own, to take away. Killed when it is dropped.
 struct Server {
     child: Child,
@@ -150,6 +163,15 @@ async fn without_its_transport_work_goes_on_and_hints_come_back_with_it() {
 fn a_wake_that_is_none_is_refused_with_a_remedy() {
     let said = refused(&["--wake", "kafka://host"]);
     assert!(said.contains("nats://") && said.contains("redis://"), "{said}");
+}
+
+/// The URL of PostgreSQL was read when somebody waited, and that failed for ever.
+#[test]
+fn an_address_that_nobody_can_reach_is_refused_with_a_remedy() {
+    for wake in ["postgres://h:nonsense/d", "nats://h:nonsense", "redis://h:nonsense"] {
+        let said = refused(&["--wake", wake]);
+        assert!(said.contains("://") && !said.contains("is lost"), "{wake}: {said}");
+    }
 }
 
 #[test]

@@ -120,3 +120,8 @@ async fn an_idle_node_on_mysql_also_looks_at_the_inbox_but_no_more_often_than_th
 async fn an_idle_node_on_redis_sends_nothing_but_heartbeats_and_slow_polls() {
     nothing_but_heartbeats_and_slow_polls(Place::Redis, 0).await;
 }
+
+#[tokio::test]
+async fn an_idle_node_on_a_cluster_sends_nothing_but_heartbeats_and_slow_polls() {
+    nothing_but_heartbeats_and_slow_polls(Place::RedisCluster, 0).await;
+}

@@ -1,8 +1,9 @@
 //! Hints that are lost, repeated, reordered and late change when work starts, and nothing else.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[expect(dead_code, reason = "only some places are needed here")]
-mod stores;
+mod support;
+#[path = "redis_only/warned.rs"]
+mod warned;
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, Stream, StreamExt};
@@ -12,15 +13,16 @@ use sqlx::postgres::PgListener;
 use std::collections::HashMap;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use stores::{Fresh, Place};
-use tokio::sync::mpsc;
+use support::stores::{Fresh, Place};
+use tokio::sync::{Semaphore, mpsc};
 use tramline::model::id::{Incarnation, SubscriptionId};
 use tramline::wake::address::open;
 use tramline::wake::in_process::InProcess;
 use tramline::wake::{Listener, Wake};
 use tramline::{Event, EventId, Options, Shutdown, StoredEvent, Tramline};
+use warned::Warned;
 
 /// How often whoever waits looks by himself.
 const SLOW_POLL: Duration = Duration::from_secs(1);
@@ -30,6 +32,8 @@ const SLACK: Duration = Duration::from_secs(2);
 /// What becomes of hints on their way.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
+    /// Each arrives, once.
+    Nothing,
     /// None arrives.
     Lost,
     /// Every other one arrives.
@@ -65,6 +69,7 @@ impl Trouble {
     fn pass<T: Clone>(self, held: &mut Vec<T>, hint: T) -> Vec<T> {
         held.push(hint);
         match self {
+            Trouble::Nothing => std::mem::take(held),
             Trouble::Lost => held.drain(..).take(0).collect(),
             Trouble::HalfLost if held.len() < 2 => Vec::new(),
             Trouble::HalfLost => held.drain(..).take(1).collect(),
@@ -240,6 +245,69 @@ async fn whatever_happens_to_hints_over_redis_changes_only_when_work_starts() {
     .await;
 }
 
+/// How many events are emitted, and how many more claims there may be for them if each hint comes ten times.
+const EVENTS: u32 = 100;
+/// A subscription that is only there to be heard of.
+const NOBODY: SubscriptionId = SubscriptionId(i64::MAX);
+const MORE: f64 = 1.2;
+
+/// How often the store is asked for events that are emitted somewhere else, each when the one before it has run.
+async fn claims_for(trouble: Trouble) -> u64 {
+    let (nats, fresh) = (server("TRAMLINE_TEST_NATS"), Fresh::open(Place::Redis).await);
+    let (client, channels) = (async_nats::connect(&nats).await.unwrap(), channels());
+    let hears = client.subscribe(channels[0].clone()).await.unwrap();
+    client.flush().await.unwrap();
+    let hears = hears.map(|said| String::from_utf8(said.payload.to_vec()).unwrap());
+    let (marks, sent) = (client.clone(), Arc::new(Semaphore::new(0)));
+    let tell = sent.clone();
+    let says = move |channel: String, hint: String| {
+        let client = client.clone();
+        let sent = tell.clone();
+        async move {
+            client.publish(channel, hint.into()).await.unwrap();
+            client.flush().await.unwrap();
+            sent.add_permits(1);
+        }
+        .boxed()
+    };
+    let last = channels[1].clone();
+    let [from, to] = wire(&nats, trouble, channels, hears, says);
+    let mut heard = to.listen(NOBODY);
+    let watched = Arc::new(OnceLock::new());
+    let keep = watched.clone();
+    let there = Options::new(&fresh.url)
+        .wake(to)
+        .watch_store(move |store| keep.get_or_init(|| Arc::new(support::Disturbed::new(store))).clone());
+    let emitter = Tramline::with(Options::new(&fresh.url).wake(from)).await.unwrap();
+    let worker = Tramline::with(there).await.unwrap();
+    let (mut told, end) = working(&worker, false).await;
+    let copies = trouble.pass(&mut Vec::new(), ()).len().try_into().unwrap();
+    let store = watched.get().unwrap().clone();
+    store.left_alone().await;
+    let before = store.calls("claim");
+    for _ in 0..EVENTS {
+        emitter.emit(Event::new("t", "x")).await.unwrap();
+        told.recv().await.unwrap();
+        heard.arm();
+        sent.acquire_many(copies).await.unwrap().forget();
+        marks.publish(last.clone(), format!("0 {NOBODY}").into()).await.unwrap();
+        heard.wait().await;
+        store.left_alone().await;
+    }
+    let claims = store.calls("claim") - before;
+    end().await;
+    emitter.close().await;
+    worker.close().await;
+    fresh.close().await;
+    claims
+}
+
+#[tokio::test]
+async fn hints_that_come_ten_times_cost_hardly_more_claims() {
+    let (once, often) = (claims_for(Trouble::Nothing).await, claims_for(Trouble::Repeated).await);
+    assert!(often as f64 <= once as f64 * MORE, "{often} claims instead of {once}");
+}
+
 #[tokio::test]
 async fn whatever_happens_to_hints_over_nats_changes_only_when_work_starts() {
     let nats = server("TRAMLINE_TEST_NATS");
@@ -319,44 +387,101 @@ async fn a_store_in_redis_is_woken_over_a_cluster_of_redis() {
     is_woken_over(&first).await;
 }
 
-/// A server of the test's own that wants a password. Killed when it is dropped.
-struct Guarded(Child);
+/// A NATS of the test's own. Killed when it is dropped.
+struct Nats {
+    process: Child,
+    port: u16,
+}
 
-impl Guarded {
-    fn start(port: u16, user: &str, password: &str) -> Guarded {
+impl Nats {
+    fn start(settings: &[&str]) -> Nats {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut command = Command::new("nats-server");
-        command.args([
-            "--addr",
-            "127.0.0.1",
-            "--port",
-            &port.to_string(),
-            "--user",
-            user,
-            "--pass",
-            password,
-        ]);
-        Guarded(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+        command.args(["--addr", "127.0.0.1", "--port", &port.to_string()]).args(settings);
+        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        Nats { process, port }
     }
 }
 
-impl Drop for Guarded {
+impl Drop for Nats {
     fn drop(&mut self) {
-        self.0.kill().ok(); // it may have ended before
-        self.0.wait().ok();
+        self.process.kill().ok(); // it may have ended before
+        self.process.wait().ok();
     }
 }
 
 /// In a URL a password with an `@` is written with `%40`, and that was sent to the server.
 #[tokio::test]
 async fn a_password_that_a_url_cannot_hold_as_it_is_opens_nats() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let _server = Guarded::start(port, "me@home", "p@ss:/%");
-    let wake = open(&format!("nats://me%40home:p%40ss%3A%2F%25@127.0.0.1:{port}"), None).unwrap();
+    let nats = Nats::start(&["--user", "me@home", "--pass", "p@ss:/%"]);
+    let wake = open(&format!("nats://me%40home:p%40ss%3A%2F%25@127.0.0.1:{}", nats.port), None).unwrap();
     let mut listener = wake.listen(SubscriptionId(1));
     listener.arm();
     // Who begins to hear does not know what was said before, and is told so.
     let connected = tokio::time::timeout(Duration::from_secs(20), listener.wait()).await;
     assert!(connected.is_ok(), "never let in");
+}
+
+const TLS: &str = "TRAMLINE_TEST_NATS_TLS";
+
+/// Which certificates a process trusts is set for all of it, so this takes one of its own.
+#[test]
+fn hints_travel_over_a_nats_with_a_trusted_certificate() {
+    let file = |name: &str| format!("{}/tests/push/{name}", env!("CARGO_MANIFEST_DIR"));
+    let nats = Nats::start(&["--tls", "--tlscert", &file("cert.pem"), "--tlskey", &file("key.pem")]);
+    let heard = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "heard_by_a_process_that_trusts_it"])
+        .env("SSL_CERT_FILE", file("cert.pem"))
+        .env(TLS, format!("tls://127.0.0.1:{}", nats.port))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&heard.stdout);
+    assert!(heard.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[tokio::test]
+#[ignore = "run by the test above"]
+async fn heard_by_a_process_that_trusts_it() {
+    // Somebody who runs all that is ignored has no such server.
+    let Ok(url) = std::env::var(TLS) else { return };
+    let (here, there) = (open(&url, None).unwrap(), open(&url, None).unwrap());
+    let mut listener = here.listen(SubscriptionId(1));
+    for _ in 0..2 {
+        // First that it is connected, then what it hears.
+        listener.arm();
+        there.notify(&[SubscriptionId(1)]);
+        tokio::time::timeout(Duration::from_secs(20), listener.wait()).await.expect("nothing is heard");
+    }
+}
+
+/// It is said by the server for each hint.
+#[tokio::test]
+async fn that_nats_refuses_hints_is_logged_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let user = r#"{user: u, password: p, permissions: {publish: {deny: ">"}, subscribe: {deny: ">"}}}"#;
+    std::fs::write(place("conf"), format!("authorization {{ users = [ {user} ] }}")).unwrap();
+    let nats = Nats::start(&["--config", &place("conf"), "--log", &place("log")]);
+    let warned = Warned::on_this_thread();
+    let wake = open(&format!("nats://u:p@127.0.0.1:{}", nats.port), None).unwrap();
+    let mut listener = wake.listen(SubscriptionId(1));
+    listener.wait().await;
+    let refusals =
+        || std::fs::read_to_string(place("log")).unwrap_or_default().matches("Publish Violation").count();
+    let (start, mut told) = (Instant::now(), 0);
+    while told < 5 {
+        if refusals() >= told {
+            wake.notify(&[SubscriptionId(2)]);
+            told += 1;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{told} hints, {} refused", refusals());
+        tokio::task::yield_now().await;
+    }
+    while warned.of("NATS refuses wake-ups").is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", warned.lines());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(warned.of("NATS refuses wake-ups").len(), 1, "{:?}", warned.lines());
 }
 
 /// One word of a stranger that was no text ended the connection, and what was said until the next one was lost.

@@ -12,8 +12,8 @@ pub(super) fn check(figures: &RedisFigures) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(refused(figures));
     findings.extend(sight(figures));
-    findings.extend(sync(figures));
     for node in &figures.nodes {
+        findings.extend(sync(node));
         findings.extend(persistence(node));
         findings.extend(disk(node));
         findings.extend(evicted(node));
@@ -34,21 +34,18 @@ fn sight(figures: &RedisFigures) -> Option<Finding> {
 }
 
 /// What a power failure takes with it; while a sync is under way Redis keeps what comes in its own memory, so a kill takes that too. Where there is no file at all, that is another finding.
-fn sync(figures: &RedisFigures) -> Option<Finding> {
-    let (severity, loses) = match figures.appendfsync.as_deref()? {
+fn sync(node: &RedisNode) -> Option<Finding> {
+    let (severity, loses) = match node.appendfsync.as_deref()? {
         "always" => return None,
-        "everysec" => {
-            (Severity::Note, "a power failure, or a kill of the server, may lose the last two seconds")
-        }
+        "everysec" => (Severity::Note, "a power failure, or a kill of it, may lose the last two seconds"),
         _ => (
             Severity::Warning,
             "a power failure loses what the system had not written yet, half a minute or so,",
         ),
     };
-    let what = format!("{loses} of what was acknowledged");
+    let what = format!("{} does not wait for its disk: {loses} of what was acknowledged", name(node));
     let remedy = "where that cannot be borne, set appendfsync always";
-    let kept = figures.nodes.iter().any(|node| field(node, "aof_enabled") == "1");
-    kept.then(|| Finding::new(severity, "sync", what, remedy))
+    (field(node, "aof_enabled") == "1").then(|| Finding::new(severity, "sync", what, remedy))
 }
 
 fn persistence(node: &RedisNode) -> Option<Finding> {
@@ -101,7 +98,11 @@ fn memory(node: &RedisNode) -> Option<Finding> {
 }
 
 fn name(node: &RedisNode) -> String {
-    if node.address.is_empty() { "the server".to_owned() } else { format!("the node {}", node.address) }
+    match (node.address.as_str(), field(node, "role")) {
+        ("", _) => "the server".to_owned(),
+        (address, "slave") => format!("the replica {address}"),
+        (address, _) => format!("the node {address}"),
+    }
 }
 
 fn field<'a>(node: &'a RedisNode, name: &str) -> &'a str {
@@ -126,9 +127,9 @@ mod tests {
             ("total_system_memory", "10000"),
         ];
         let info = healthy.iter().chain(fields).map(|(name, value)| (name.to_string(), value.to_string()));
-        let nodes = vec![RedisNode { address: String::new(), info: info.collect() }];
-        let figures = RedisFigures { nodes, appendfsync: Some("always".into()), ..RedisFigures::default() };
-        seen(&figures)
+        let (info, appendfsync) = (info.collect(), Some("always".into()));
+        let nodes = vec![RedisNode { info, appendfsync, ..RedisNode::default() }];
+        seen(&RedisFigures { nodes, ..RedisFigures::default() })
     }
 
     fn seen(figures: &RedisFigures) -> Vec<(&'static str, Severity)> {
@@ -159,14 +160,18 @@ mod tests {
     }
 
     #[test]
-    fn how_often_the_file_is_synced_is_said() {
-        let info = [("aof_enabled".to_owned(), "1".to_owned())].into();
-        let nodes = vec![RedisNode { address: String::new(), info }];
-        let with = |sync: &str| {
-            let appendfsync = Some(sync.to_owned());
-            seen(&RedisFigures { nodes: nodes.clone(), appendfsync, ..RedisFigures::default() })
+    fn how_often_each_node_syncs_its_file_is_said() {
+        let fields = [("aof_enabled", "1"), ("role", "slave")];
+        let node = |address: &str, sync: &str| RedisNode {
+            address: address.to_owned(),
+            info: fields.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            appendfsync: Some(sync.to_owned()),
         };
-        assert_eq!((with("always"), with("everysec")), (vec![], vec![("sync", Severity::Note)]));
-        assert_eq!(with("no"), [("sync", Severity::Warning)]);
+        let with = |nodes: &[RedisNode]| RedisFigures { nodes: nodes.to_vec(), ..RedisFigures::default() };
+        assert_eq!(seen(&with(&[node("", "always")])), []);
+        assert_eq!(seen(&with(&[node("", "everysec")])), [("sync", Severity::Note)]);
+        let figures = with(&[node("a:1", "always"), node("b:2", "no")]);
+        assert_eq!(seen(&figures), [("sync", Severity::Warning)]);
+        assert!(check(&figures)[0].what.starts_with("the replica b:2 "));
     }
 }

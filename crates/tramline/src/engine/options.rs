@@ -227,7 +227,7 @@ impl Options {
                 let options: PostgresOptions = self.url.parse()?;
                 match self.listen_url.as_deref().or_else(|| options.listen_url()) {
                     Some(url) => {
-                        let relay = Relay::postgres(url, &store.wake_channel());
+                        let relay = Relay::postgres(url, &store.wake_channel())?;
                         store.speak_with(relay.voice());
                         Arc::new(relay)
                     }

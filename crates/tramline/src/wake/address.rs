@@ -2,9 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::store::redis::RedisOptions;
-use crate::wake::Wake;
 use crate::wake::in_process::InProcess;
 use crate::wake::relay::Relay;
+use crate::wake::{Wake, postgres};
 use std::sync::Arc;
 
 /// The channel, where nobody names another one.
@@ -15,9 +15,9 @@ const CHANNEL: &str = "tramline.wake";
 /// store has one. Needs a Tokio runtime.
 ///
 /// # Errors
-/// `Invalid` for a URL that names none of them.
+/// `Invalid` for a URL that names none of them, or of which a part would be passed over.
 pub fn open(url: &str, channel: Option<&str>) -> Result<Arc<dyn Wake>> {
-    let (plain, named) = take_channel(url);
+    let (plain, named) = take_channel(url)?;
     let channel = named.as_deref().or(channel).unwrap_or(CHANNEL);
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-:".contains(c);
     if channel.is_empty() || channel.len() > 63 || !channel.chars().all(is_plain) {
@@ -30,6 +30,12 @@ pub fn open(url: &str, channel: Option<&str>) -> Result<Arc<dyn Wake>> {
         return Ok(Arc::new(InProcess::new()));
     }
     let (scheme, rest) = plain.split_once("://").unwrap_or_default();
+    if plain.contains('#') {
+        return Err(Error::invalid(
+            "the URL of the wake-ups has a # in it",
+            "write %23 for a # in a password",
+        ));
+    }
     // Those of PostgreSQL go to its driver; what a store in Redis is called says nothing here.
     if plain.contains('?') && !scheme.starts_with("postgres") {
         return Err(Error::invalid(
@@ -42,7 +48,10 @@ pub fn open(url: &str, channel: Option<&str>) -> Result<Arc<dyn Wake>> {
         "redis" | "rediss" | "redis+cluster" | "rediss+cluster" => {
             Arc::new(Relay::redis(plain.parse::<RedisOptions>()?.nodes(), channel)?)
         }
-        "postgres" | "postgresql" => Arc::new(Relay::postgres(&plain, channel)),
+        "postgres" | "postgresql" => {
+            postgres::check(&plain)?;
+            Arc::new(Relay::postgres(&plain, channel)?)
+        }
         _ => {
             return Err(Error::invalid(
                 "the URL of the wake-ups names no way for them",
@@ -53,22 +62,26 @@ pub fn open(url: &str, channel: Option<&str>) -> Result<Arc<dyn Wake>> {
 }
 
 /// A URL without its `channel`, and that.
-fn take_channel(url: &str) -> (String, Option<String>) {
-    let Some((plain, query)) = url.split_once('?') else { return (url.to_owned(), None) };
+fn take_channel(url: &str) -> Result<(String, Option<String>)> {
+    let Some((plain, query)) = url.split_once('?') else { return Ok((url.to_owned(), None)) };
     let (named, others): (Vec<&str>, Vec<&str>) =
         query.split('&').partition(|parameter| parameter.starts_with("channel="));
+    if named.len() > 1 {
+        return Err(Error::invalid("the URL of the wake-ups names two channels", "name one"));
+    }
     let named = named.first().and_then(|parameter| parameter.strip_prefix("channel="));
     let rest = if others.is_empty() { String::new() } else { format!("?{}", others.join("&")) };
-    (format!("{plain}{rest}"), named.map(str::to_owned))
+    Ok((format!("{plain}{rest}"), named.map(str::to_owned)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Kind;
 
     #[test]
     fn a_channel_in_the_url_is_taken_out_of_it() {
-        let taken = |url| take_channel(url);
+        let taken = |url| take_channel(url).unwrap();
         assert_eq!(taken("nats://h"), ("nats://h".to_owned(), None));
         assert_eq!(taken("nats://h?channel=a.b"), ("nats://h".to_owned(), Some("a.b".to_owned())));
         let (url, channel) = taken("postgres://h/d?sslmode=require&channel=a");
@@ -86,16 +99,45 @@ mod tests {
             "nats://h?channel=a..b",
             "nats://h?channel=.a",
             "nats://h?chanel=a",
+            "nats://h?channel=a&channel=b",
+            "nats:///",
+            "nats://a,",
+            "nats://h:nonsense",
+            "nats://h:0",
+            "nats://h/subject",
+            "nats://a,ws://b",
+            "nats://u:p@a,v:q@b",
+            "nats://p#w@h",
             "redis://",
+            "redis:///1",
             "redis://a,b/1",
+            "redis://a,,b",
             "redis://h?name=a",
+            "redis://h:nonsense",
+            "redis://h:65536",
+            "redis://h:0",
+            "redis://h#x",
+            "postgres://",
+            "postgres:///d",
+            "postgres://a,b/d",
+            "postgres://h:nonsense/d",
+            "postgres://h:65536/d",
+            "postgres://h:0/d",
+            "postgres://h/d?schema=a",
+            "postgres://h/d?sslmode=nonsense",
+            "postgres://h/d#x",
         ] {
-            let error = open(bad, None).map(|_| ()).unwrap_err();
-            assert!(!error.remedy().is_empty(), "{bad}");
+            let Err(error) = open(bad, None) else { panic!("{bad} is taken") };
+            assert!(error.kind() == Kind::Invalid && !error.remedy().is_empty(), "{bad}: {error}");
         }
-        let servers = ["nats://a:1,nats://b:2", "redis://:secret@h:1", "rediss://h", "postgres://h/d"];
+        let servers = ["nats://a:1,nats://b:2", "nats://u:secret@a,b", "redis://:secret@h:1", "rediss://h"];
+        let databases = [
+            "postgres://u:secret@h/d",
+            "postgresql://h/d?sslmode=require&options[geqo]=off",
+            "postgres:///d?host=/run/postgresql",
+        ];
         let clusters = ["redis://:secret@a:1,b:2,c", "redis+cluster://h", "rediss+cluster://a,b?channel=x"];
-        for good in ["in-process"].into_iter().chain(servers).chain(clusters) {
+        for good in ["in-process"].into_iter().chain(servers).chain(databases).chain(clusters) {
             let wake = open(good, None).unwrap();
             assert!(!format!("{wake:?}").contains("secret"));
         }

@@ -22,10 +22,7 @@ impl Relay {
     /// `Invalid` when the URL is not one of NATS, or the subject is none.
     pub fn nats(url: &str, subject: &str) -> Result<Relay> {
         crate::tls::prepare();
-        let servers = url.split(',').map(|one| one.trim().parse::<ServerAddr>());
-        let servers = servers.collect::<std::io::Result<Vec<_>>>().map_err(|error| {
-            Error::invalid("the URL of the wake-ups names no NATS", "use nats://host:4222").because(error)
-        })?;
+        let servers = servers(url)?;
         let is_token = |token: &str| {
             !token.is_empty() && !token.contains(|c: char| c.is_whitespace() || "*>".contains(c))
         };
@@ -37,6 +34,33 @@ impl Relay {
         }
         Ok(Relay::new(Cluster { servers, subject: subject.to_owned(), complained: Arc::default() }))
     }
+}
+
+/// What comes after the first one is reached as that is, unless it says otherwise.
+fn servers(url: &str) -> Result<Vec<ServerAddr>> {
+    let scheme = url.split_once("://").map_or("nats", |(scheme, _)| scheme);
+    let in_full = |one: &str| if one.contains("://") { one.to_owned() } else { format!("{scheme}://{one}") };
+    let servers = url.split(',').map(|one| server(&in_full(one.trim()))).collect::<Result<Vec<_>>>()?;
+    let credentials = |server: &ServerAddr| {
+        let password = server.password().map(str::to_owned);
+        server.username().map(|user| (user.to_owned(), password))
+    };
+    let first = servers.first().and_then(credentials);
+    if servers.iter().filter_map(credentials).any(|own| Some(own) != first) {
+        return Err(Error::invalid(
+            "the URL of the wake-ups names several users, and all servers are told the first one",
+            "name one user, before the first server: nats://user:password@a:4222,b:4222",
+        ));
+    }
+    Ok(servers)
+}
+
+fn server(url: &str) -> Result<ServerAddr> {
+    let bad = || Error::invalid("the URL of the wake-ups names no NATS", "use nats://host:4222");
+    let server = url.parse::<ServerAddr>().map_err(|error| bad().because(error))?;
+    let is_reached = matches!(server.scheme(), "nats" | "tls") && server.port() != 0;
+    let is_whole = matches!(server.clone().into_inner().path(), "" | "/");
+    if server.host().is_empty() || !is_reached || !is_whole { Err(bad()) } else { Ok(server) }
 }
 
 struct Cluster {
@@ -61,6 +85,8 @@ impl Cluster {
         let options = ConnectOptions::new()
             .name("tramline")
             .ping_interval(PING)
+            // Also by those of which only the servers know.
+            .require_tls(self.servers.iter().all(ServerAddr::tls_required))
             .max_reconnects(self.servers.len())
             .event_callback(move |event| {
                 match event {
@@ -149,5 +175,22 @@ impl Mouth for Speaking {
         self.client.publish(self.subject.clone(), Bytes::copy_from_slice(hint.as_bytes())).await?;
         self.client.flush().await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reached(url: &str) -> Vec<String> {
+        servers(url).unwrap().iter().map(|server| server.as_url_str().to_owned()).collect()
+    }
+
+    /// They were reached in the clear, if they let themselves, and were told the password.
+    #[test]
+    fn servers_after_the_first_one_speak_tls_as_it_does() {
+        assert_eq!(reached("tls://u:p@a:1,b:2, c"), ["tls://u:p@a:1", "tls://b:2", "tls://c"]);
+        assert_eq!(reached("nats://a,tls://b"), ["nats://a", "tls://b"]);
+        assert_eq!(reached("nats://u:p@a/,u:p@b/").len(), 2);
     }
 }

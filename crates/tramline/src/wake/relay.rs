@@ -7,8 +7,9 @@ use crate::engine::backoff::delay;
 use crate::model::id::{Incarnation, SubscriptionId};
 use crate::wake::{Bells, Listener, Wake};
 use async_trait::async_trait;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -19,6 +20,8 @@ use tokio::task::JoinHandle;
 const PAUSE: Duration = Duration::from_millis(5);
 /// How many ids one hint carries: a NOTIFY may have 8,000 bytes.
 const IDS: usize = 350;
+/// How many hints are known to have come.
+const RECENT: usize = 256;
 /// How long a connection or a hint may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -66,7 +69,7 @@ pub(crate) struct Voice {
 impl Voice {
     /// The hint for others, unless it needs several.
     pub(crate) fn hint(&self, ids: &[SubscriptionId]) -> Option<String> {
-        (ids.len() <= IDS).then(|| hint(self.me, ids))
+        (ids.len() <= IDS).then(|| hint(self.me, self.outbox.number(), ids))
     }
 
     /// True if somebody in this process listens to one of them.
@@ -85,9 +88,15 @@ struct Outbox {
     bells: Bells,
     pending: Mutex<Option<BTreeSet<SubscriptionId>>>,
     filled: Notify,
+    said: AtomicU64,
 }
 
 impl Outbox {
+    /// Every hint of a process has another one.
+    fn number(&self) -> u64 {
+        self.said.fetch_add(1, Ordering::Relaxed)
+    }
+
     fn pending(&self) -> std::sync::MutexGuard<'_, Option<BTreeSet<SubscriptionId>>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -158,9 +167,10 @@ async fn hear(
     *failures = 0;
     // What was said before this moment was not heard.
     outbox.bells.ring_all();
+    let mut recent = Recent::default();
     loop {
         let (from, ids) = read(&ear.hear().await?);
-        if from != Some(me) {
+        if from.is_none_or(|from| from.0 != me && recent.is_new(from)) {
             outbox.bells.ring(&ids);
         }
     }
@@ -173,7 +183,7 @@ async fn send(channel: Arc<dyn Channel>, me: Incarnation, outbox: Arc<Outbox>) {
     loop {
         outbox.filled.notified().await;
         let Some(ids) = outbox.pending().take() else { continue };
-        match say(&*channel, me, &ids, &mut mouth).await {
+        match say(&*channel, &write(me, &outbox, &ids), &mut mouth).await {
             Ok(()) => {
                 failures = 0;
                 if outbox.pending().is_some() {
@@ -193,16 +203,15 @@ async fn send(channel: Arc<dyn Channel>, me: Incarnation, outbox: Arc<Outbox>) {
 
 async fn say(
     channel: &dyn Channel,
-    me: Incarnation,
-    ids: &BTreeSet<SubscriptionId>,
+    hints: &[String],
     mouth: &mut Option<Box<dyn Mouth>>,
 ) -> Result<(), Broken> {
     let mouth = match mouth {
         Some(mouth) => mouth,
         None => mouth.insert(patiently(channel.mouth()).await?),
     };
-    for hint in write(me, ids) {
-        patiently(mouth.say(&hint)).await?;
+    for hint in hints {
+        patiently(mouth.say(hint)).await?;
     }
     Ok(())
 }
@@ -212,25 +221,48 @@ async fn patiently<T>(future: impl Future<Output = Result<T, Broken>>) -> Result
     tokio::time::timeout(PATIENCE, future).await.map_err(|_| "no answer in time")?
 }
 
-/// Who says it, and the subscriptions: `5f3a 1,2,9`.
-fn hint(me: Incarnation, ids: &[SubscriptionId]) -> String {
-    let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    format!("{:x} {}", me.0, ids.join(","))
-}
+/// Who says a hint, and which of his it is. Others may say hints that have no number.
+type From = (Incarnation, u64);
 
-/// As many hints as are needed for all subscriptions.
-fn write(me: Incarnation, ids: &BTreeSet<SubscriptionId>) -> Vec<String> {
-    let ids: Vec<SubscriptionId> = ids.iter().copied().collect();
-    match ids.is_empty() {
-        true => vec![hint(me, &[])],
-        false => ids.chunks(IDS).map(|ids| hint(me, ids)).collect(),
+/// The hints that came last: one that comes again would only make somebody look again. It was heard after what it tells of, and so
+/// was its first copy.
+#[derive(Debug, Default)]
+struct Recent(VecDeque<From>);
+
+impl Recent {
+    fn is_new(&mut self, from: From) -> bool {
+        let is_new = !self.0.contains(&from);
+        if is_new {
+            self.0.truncate(RECENT - 1);
+            self.0.push_front(from);
+        }
+        is_new
     }
 }
 
-fn read(hint: &str) -> (Option<Incarnation>, Vec<SubscriptionId>) {
+/// Who says it, which of his hints it is, and the subscriptions: `5f3a.7 1,2,9`.
+fn hint(me: Incarnation, number: u64, ids: &[SubscriptionId]) -> String {
+    let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    format!("{:x}.{number:x} {}", me.0, ids.join(","))
+}
+
+/// As many hints as are needed for all subscriptions.
+fn write(me: Incarnation, outbox: &Outbox, ids: &BTreeSet<SubscriptionId>) -> Vec<String> {
+    let ids: Vec<SubscriptionId> = ids.iter().copied().collect();
+    match ids.is_empty() {
+        true => vec![hint(me, outbox.number(), &[])],
+        false => ids.chunks(IDS).map(|ids| hint(me, outbox.number(), ids)).collect(),
+    }
+}
+
+fn read(hint: &str) -> (Option<From>, Vec<SubscriptionId>) {
     let (from, ids) = hint.split_once(' ').unwrap_or(("", hint));
     let ids = ids.split(',').filter_map(|id| id.parse().ok()).map(SubscriptionId).collect();
-    (i64::from_str_radix(from, 16).ok().map(Incarnation), ids)
+    let from = from.split_once('.').and_then(|(who, number)| {
+        let who = i64::from_str_radix(who, 16).ok().map(Incarnation)?;
+        Some((who, u64::from_str_radix(number, 16).ok()?))
+    });
+    (from, ids)
 }
 
 #[cfg(test)]
@@ -240,21 +272,33 @@ mod tests {
     #[test]
     fn a_hint_is_read_back_as_it_was_written_and_fits_into_a_notify() {
         let ids: BTreeSet<SubscriptionId> = (0..1_000).map(|n| SubscriptionId(i64::MAX - n)).collect();
-        let me = Incarnation(77);
+        let (me, outbox) = (Incarnation(77), Outbox::default());
         let mut back = BTreeSet::new();
-        for hint in write(me, &ids) {
+        for (number, hint) in (0..).zip(write(me, &outbox, &ids)) {
             assert!(hint.len() < 8_000);
             let (from, ids) = read(&hint);
-            assert_eq!(from, Some(me));
+            assert_eq!(from, Some((me, number)));
             back.extend(ids);
         }
         assert_eq!(back, ids);
-        assert_eq!(read(&write(me, &BTreeSet::new())[0]), (Some(me), vec![]));
+        assert_eq!(read(&write(me, &outbox, &BTreeSet::new())[0]), (Some((me, 3)), vec![]));
+    }
+
+    #[test]
+    fn a_hint_that_comes_again_is_known_for_a_while_whoever_else_speaks() {
+        let mut recent = Recent::default();
+        let from = |who: i64, number| (Incarnation(who), number);
+        assert!(recent.is_new(from(1, 0)) && recent.is_new(from(2, 0)) && recent.is_new(from(1, 1)));
+        assert!(!recent.is_new(from(1, 0)) && !recent.is_new(from(2, 0)));
+        assert!((0..RECENT as u64).all(|number| recent.is_new(from(3, number))));
+        assert_eq!(recent.0.len(), RECENT);
+        assert!(recent.is_new(from(1, 0)));
     }
 
     #[test]
     fn nonsense_wakes_nobody_in_particular() {
         assert_eq!(read(""), (None, vec![]));
         assert_eq!(read("hello world, 1,x,2"), (None, vec![SubscriptionId(2)]));
+        assert_eq!(read("x.y 1"), (None, vec![SubscriptionId(1)]));
     }
 }

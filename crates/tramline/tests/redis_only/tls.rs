@@ -4,8 +4,10 @@ use crate::bed::{Server, claim, emit, events, free_port, subscribe};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tramline::error::Kind;
+use tramline::model::id::SubscriptionId;
 use tramline::model::subscription::Ordering;
 use tramline::store::redis::RedisStore;
+use tramline::wake::address::open;
 
 const URL: &str = "TRAMLINE_TEST_REDIS_TLS";
 
@@ -57,10 +59,20 @@ async fn a_cluster_with_a_trusted_certificate_is_used() {
     is_used(&format!("rediss+cluster://{place}"));
 }
 
-/// Which certificates a process trusts is set for all of it, so this takes one of its own.
+#[test]
+fn hints_travel_over_a_server_with_a_trusted_certificate() {
+    let (_server, place) = server(&[]);
+    succeeds("tls::heard_by_a_process_that_trusts_it", &format!("rediss://{place}"));
+}
+
 fn is_used(url: &str) {
+    succeeds("tls::used_by_a_process_that_trusts_it", url);
+}
+
+/// Which certificates a process trusts is set for all of it, so this takes one of its own.
+fn succeeds(test: &str, url: &str) {
     let used = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "tls::used_by_a_process_that_trusts_it"])
+        .args(["--ignored", "--exact", test])
         .env("SSL_CERT_FILE", file("cert.pem"))
         .env(URL, url)
         .output()
@@ -78,4 +90,18 @@ async fn used_by_a_process_that_trusts_it() {
     let id = subscribe(&store, Ordering::None).await;
     emit(&store, events(3)).await.unwrap();
     assert_eq!(claim(&store, id, 10).await.unwrap().slices[0].events.len(), 3);
+}
+
+#[tokio::test]
+#[ignore = "run by a test above"]
+async fn heard_by_a_process_that_trusts_it() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let (here, there) = (open(&url, None).unwrap(), open(&url, None).unwrap());
+    let mut listener = here.listen(SubscriptionId(1));
+    for _ in 0..2 {
+        // First that it is connected, then what it hears.
+        listener.arm();
+        there.notify(&[SubscriptionId(1)]);
+        tokio::time::timeout(Duration::from_secs(20), listener.wait()).await.expect("nothing is heard");
+    }
 }

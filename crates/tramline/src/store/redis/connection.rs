@@ -5,6 +5,7 @@ use crate::error::Result;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ErrorKind, IntoConnectionInfo, RedisError, RedisResult,
@@ -95,6 +96,16 @@ impl Connection {
     /// One command, once, and only if nothing went wrong since `breaks` was what it is; else nothing happens, and nothing is given.
     pub(super) async fn send_once(&self, command: &Cmd, breaks: u64) -> RedisResult<Option<Value>> {
         self.send_by(self.deadline(), command, Some(breaks)).await
+    }
+
+    /// One command for every node of a Cluster, the replicas too; what each of them answers. It is sent once, and if one of them does not
+    /// answer, that is no reason to leave the others.
+    pub(super) async fn send_to_all(&self, command: &Cmd) -> RedisResult<Value> {
+        let sent = async {
+            let (current, _) = self.connected().await?;
+            current.line.send_to_all(command).await
+        };
+        in_time(Instant::now() + self.answer, sent).await
     }
 
     fn deadline(&self) -> Instant {
@@ -211,6 +222,13 @@ impl Line {
             Line::Cluster(mut cluster) => cluster.req_packed_command(command).await,
         };
         answer.and_then(Value::extract_error)
+    }
+
+    async fn send_to_all(self, command: &Cmd) -> RedisResult<Value> {
+        let Line::Cluster(mut cluster) = self else { return self.send(command).await };
+        tracing::trace!(target: "tramline::query", "round trip");
+        let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllNodes, None));
+        cluster.route_command(command.clone(), everywhere).await.and_then(Value::extract_error)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Figures of a server, for an operator to judge.
 
 use super::link::{Command, Link, text};
-use super::opening::{self, LAYOUT, Node};
+use super::nodes::{Node, nodes};
+use super::opening::{self, LAYOUT};
 use super::options::RedisOptions;
 use super::session::{hget, key};
 use crate::error::Result;
@@ -15,9 +16,7 @@ pub struct RedisFigures {
     pub schema: Schema,
     /// Why no store can be opened on it, and what to do.
     pub refused: Option<(String, String)>,
-    /// How often the append-only file is synced, as far as this user may know.
-    pub appendfsync: Option<String>,
-    /// The server, or every node.
+    /// The server, or every node, with the replicas.
     pub nodes: Vec<RedisNode>,
 }
 
@@ -28,16 +27,18 @@ pub struct RedisNode {
     pub address: String,
     /// The fields of `INFO`, by name.
     pub info: BTreeMap<String, String>,
+    /// How often its append-only file is synced, as far as this user may know.
+    pub appendfsync: Option<String>,
 }
 
 pub(super) async fn examine(options: RedisOptions) -> Result<RedisFigures> {
     let link = Link::open(&options).await?;
-    let nodes = opening::nodes(&link).await?;
+    let nodes = nodes(&link, options.cluster).await?;
     let refused = opening::judge(&nodes, options.cluster).err();
     let refused = refused.map(|error| (error.message().to_owned(), error.remedy().to_owned()));
     let schema = Schema { version: layout(&link, &options).await?, known: LAYOUT, missing: Vec::new() };
-    let nodes = nodes.into_iter().map(|Node { address, info }| RedisNode { address, info }).collect();
-    Ok(RedisFigures { schema, refused, appendfsync: opening::setting(&link, "appendfsync").await, nodes })
+    let seen = |Node { address, info, appendfsync, .. }| RedisNode { address, info, appendfsync };
+    Ok(RedisFigures { schema, refused, nodes: nodes.into_iter().map(seen).collect() })
 }
 
 async fn layout(link: &Link, options: &RedisOptions) -> Result<Option<i64>> {

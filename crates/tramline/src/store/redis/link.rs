@@ -252,6 +252,11 @@ impl Link {
     pub(super) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
         self.connection.send(command).await
     }
+
+    /// One command for every node of a Cluster, the replicas too.
+    pub(super) async fn send_to_all(&self, command: &Cmd) -> redis::RedisResult<Value> {
+        self.connection.send_to_all(command).await
+    }
 }
 
 /// The server was started anew, or is another one now, or somebody flushed its scripts. Sent with its text, a script goes to the node

@@ -17,7 +17,7 @@
 //!
 //! - `store`: the verbs; `step`: how one is run
 //! - `at_once`: emits, claims and settlements that mostly need one trip
-//! - `link`, `connection`, `options`, `opening`: the scripts, the connection, and what a server has to be
+//! - `link`, `connection`, `options`, `opening` (`nodes`): the scripts, the connection, and what a server has to be
 //! - `session`, `rows`, `tuple`, `pack`: what a step has read and writes, and how
 //! - `emit`, `claim`, `order` (`work`, `lapsed`, `unpark`), `settle`: the walk of an event
 //! - `tally`: sets of items that are tracked to completion; `schedule`: what is emitted at certain times
@@ -41,6 +41,7 @@ mod limit;
 mod link;
 mod look;
 mod mend;
+mod nodes;
 mod opening;
 mod options;
 mod order;

@@ -85,10 +85,10 @@ impl FromStr for RedisOptions {
         let node = |host: &str| -> Result<String> {
             let url = Url::parse(&format!("{plain}://{user}{host}{path}"))
                 .map_err(|error| bad("the URL cannot be read").because(error))?;
-            let bare = url.host_str().is_none_or(str::is_empty);
+            let bare = url.host_str().is_none_or(str::is_empty) || url.port() == Some(0);
             let number = path.trim_matches('/');
-            if bare || !(number.is_empty() || number.parse::<u16>().is_ok()) {
-                return Err(bad("the URL names no host, or no database by its number"));
+            if bare || url.fragment().is_some() || !(number.is_empty() || number.parse::<u16>().is_ok()) {
+                return Err(bad("the URL names no host and port, or no database by its number"));
             }
             let port = url.port().unwrap_or(PORT);
             Ok(format!("{plain}://{user}{}:{port}{path}", url.host_str().unwrap_or_default()))
@@ -161,7 +161,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_meant_is_refused() {
-        let addresses = ["redis://", "http://a", "redis://a/x", "redis://a,b/1"];
+        let addresses =
+            ["redis://", "http://a", "redis://a/x", "redis://a,b/1", "redis://a:0", "redis://a#x"];
         let parameters = ["redis://a?name={}", "redis://a?nme=x", "redis://a?answer_ms=1"];
         for url in addresses.into_iter().chain(parameters) {
             assert!(read(url).is_err(), "{url}");

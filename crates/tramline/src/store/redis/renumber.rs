@@ -1,7 +1,7 @@
 //! Numbers after a loss: those that were given by a server whose last moments another one does not know of are not given again.
 
-use super::RedisStore;
 use super::connection::TRIES;
+use super::{RedisStore, opening};
 use crate::error::Result;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -41,11 +41,21 @@ impl RedisStore {
             let (breaks, before) = (self.numbers.breaks(), self.assured.0.load(SeqCst));
             let words = left_out(if before == NEVER { "" } else { "again" });
             let epoch = self.link.renumber(&self.key("meta"), &self.key("slices"), &words).await?;
+            // Another server, or the same one after a new start, which may be set up in another way.
+            if before != NEVER && epoch > self.numbers.epoch() {
+                self.check_again();
+            }
             self.numbers.begin_epoch(epoch);
             self.assured.0.store(breaks, SeqCst);
         }
         // What is sent now is refused if something goes wrong again and again.
         Ok(self.assured.0.load(SeqCst))
+    }
+
+    /// Nobody waits for it, and it ends with its few answers.
+    fn check_again(&self) {
+        let (link, cluster) = (self.link.clone(), self.options.cluster);
+        drop(tokio::spawn(async move { opening::check_again(&link, cluster).await }));
     }
 }
 
