@@ -55,7 +55,7 @@ pub(crate) const LOG_LEVEL: &str = "warn,tramline::store::redis::opening=error,t
 /// What the command takes.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The server to measure: sqlite://path, postgres://user@host/db, mysql://user@host/db or redis://host. A file, schema, database or name of its own is made and removed
+    /// The server to measure: sqlite://path, postgres://user@host/db, mysql://user@host/db or redis://host (a Cluster: redis://a,b,c). A file, schema, database or name of its own is made and removed
     #[arg(long, env = "TRAMLINE_STORE", default_value = "sqlite://tramline.db")]
     store: String,
     /// Where to write the figures
