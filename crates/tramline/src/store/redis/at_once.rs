@@ -3,7 +3,6 @@
 //! the step is run as every other.
 
 use super::RedisStore;
-use super::claim::load_chunks;
 use super::link::{Command, Ended, Micros, sign, text};
 use super::pack::Packer;
 use super::rows::{SLICE_BYTES, pack, slice_read, slice_row, unpack, unpack_chunk};
@@ -32,8 +31,9 @@ const CARRIED: Duration = Duration::from_secs(1);
 const ROWS: usize = 100_000;
 /// How often the next chunk is read, at most, after it was assumed wrongly.
 const DISTRUST: u32 = 64;
-/// How many bytes of chunks the script of a claim gives: it has to end soon.
-const CHUNK_BYTES: i64 = 1 << 20;
+/// How many bytes of chunks the script of a claim gives. Lua hashes every byte of what passes through it, which costs more than another trip
+/// for many.
+const CHUNK_BYTES: i64 = 16 << 10;
 
 /// What a process knows of its last steps.
 #[derive(Debug, Default)]
@@ -316,7 +316,7 @@ impl RedisStore {
         let mut raw = self.claimed(answer)?;
         raw.until = Time(raw.now.0.saturating_add(lease));
         if !raw.missing().is_empty() {
-            let rest = self.read(None, |session: &Session<'_>| load_chunks(session, &raw)).await?;
+            let rest = self.read_chunks(&raw).await?;
             raw.chunks.extend(rest);
         }
         Ok(Some((raw, catalog)))

@@ -1,5 +1,6 @@
 //! Claim where there is no order. Ordered subscriptions: see [`super::order`].
 
+use super::RedisStore;
 use super::catalog::{filling_reads, is_filling};
 use super::compact::compact;
 use super::lapsed;
@@ -7,8 +8,8 @@ use super::limit;
 use super::link::Command;
 use super::order;
 use super::rows::{
-    Entry, FIRST_CHUNKS, apply, entries, expect_all, expect_chunks, expect_entries, lanes_key, load,
-    one_chunk,
+    Entry, FIRST_CHUNKS, apply, chunk_key_in, entries, expect_all, expect_chunks, expect_entries, lanes_key,
+    load, one_chunk, unpack_chunk,
 };
 use super::rules;
 use super::session::{Session, hgetall};
@@ -26,13 +27,18 @@ use crate::plan::expire::expire;
 use crate::plan::limit::Crowd;
 use crate::store::claimed::RawClaim;
 use crate::store::compact::ROUNDS;
+use crate::store::deleted::within;
 use crate::store::verbs::{Claim, Suspects};
-use std::collections::HashMap;
+use redis::Value;
+use std::collections::{BTreeMap, HashMap};
 
 /// How many expired leases one claim looks after.
 const EXPIRED: usize = 64;
 /// How many entries of the index are read at a time.
 const PAGE: usize = 64;
+/// How much is read of chunks by one command, and of how many.
+const MOMENT_BYTES: i64 = 1 << 20;
+const MOMENT_CHUNKS: usize = 500;
 /// How many slices a claim takes: a script has to end soon.
 const MOST: usize = 300;
 
@@ -148,8 +154,32 @@ fn due_range(state: State, rank: i64, now: Time) -> (Vec<u8>, Vec<u8>) {
     )
 }
 
+impl RedisStore {
+    /// Reads the chunks of what was taken by plain commands, some at a time.
+    pub(super) async fn read_chunks(&self, raw: &RawClaim) -> Result<HashMap<ChunkId, ChunkRow>> {
+        let mut weights: BTreeMap<ChunkId, i64> = raw.missing().into_iter().map(|chunk| (chunk, 0)).collect();
+        for slice in &raw.slices {
+            weights.entry(slice.chunk).and_modify(|weight| *weight += i64::from(slice.bytes));
+        }
+        let (mut chunks, mut left) = (HashMap::with_capacity(weights.len()), Vec::from_iter(weights));
+        while !left.is_empty() {
+            let count = within(left.iter().map(|(_, weight)| *weight), MOMENT_BYTES).min(MOMENT_CHUNKS);
+            let rest = left.split_off(count.min(left.len()));
+            let keys = left.iter().map(|(chunk, _)| chunk_key_in(&self.options.name, *chunk));
+            let values = self.link.values(&keys.collect::<Vec<_>>()).await?;
+            for ((chunk, _), value) in left.into_iter().zip(values) {
+                if let Value::BulkString(row) = value {
+                    chunks.insert(chunk, unpack_chunk(chunk, &row)?);
+                }
+            }
+            left = rest;
+        }
+        Ok(chunks)
+    }
+}
+
 /// Reads the chunks of what was taken. They never change, and cannot go while slices refer to them.
-pub(super) fn load_chunks(session: &Session<'_>, raw: &RawClaim) -> Result<HashMap<ChunkId, ChunkRow>> {
+fn load_chunks(session: &Session<'_>, raw: &RawClaim) -> Result<HashMap<ChunkId, ChunkRow>> {
     expect_chunks(session, raw.missing().into_iter())?;
     let mut chunks = HashMap::new();
     for chunk in raw.missing() {

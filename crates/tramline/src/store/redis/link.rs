@@ -248,6 +248,16 @@ impl Link {
         }
     }
 
+    /// Values that never change, so that it does not matter at which moment.
+    pub(super) async fn values(&self, keys: &[Vec<u8>]) -> Result<Vec<Value>> {
+        let mut get = redis::cmd("MGET");
+        get.arg(keys);
+        match self.send(&get).await? {
+            Value::Array(values) if values.len() == keys.len() => Ok(values),
+            _ => Err(strange()),
+        }
+    }
+
     /// One command that may be repeated.
     pub(super) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
         self.connection.send(command).await

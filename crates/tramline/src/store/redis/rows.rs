@@ -11,7 +11,8 @@ mod marks;
 mod slices;
 
 pub(super) use chunks::{
-    Logged, expect_chunks, is_logged, logged, metas, one_chunk, remove_chunks, unpack_chunk, write_chunk,
+    Logged, chunk_key_in, expect_chunks, is_logged, logged, metas, one_chunk, remove_chunks, unpack_chunk,
+    write_chunk,
 };
 pub(super) use index::{
     Entry, FIRST_CHUNKS, dead_index, dead_slices, died_index, entries, expect_all, expect_entries, load,

@@ -13,7 +13,7 @@ mod numbers;
 mod ranges;
 mod writes;
 
-pub(super) use commands::{get, hget, hgetall, hlen, is_checked, key};
+pub(super) use commands::{get, hget, hgetall, hlen, is_blob, is_checked, key};
 pub(super) use numbers::{Draws, Numbers};
 pub(super) use ranges::PAGE;
 pub(super) use writes::Writes;

@@ -2,11 +2,12 @@
 
 use super::RedisStore;
 use super::link::{Command, Commit, Ended, Link, Micros};
-use super::session::{Draws, Seen, Session, Writes, hget, is_checked, key};
+use super::session::{Draws, Seen, Session, Writes, hget, is_blob, is_checked, key};
 use super::{catalog, connection};
 use crate::error::{Error, Result};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
+use futures_util::future::try_join_all;
 use redis::Value;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -28,6 +29,8 @@ const TRIPS: u32 = 100_000;
 const NUMBERS: i64 = 10_000;
 /// How much is read at one moment: a script has to end soon.
 const MOMENT: usize = 500;
+/// How many values one command gives: each may have a megabyte.
+const BLOBS: usize = 8;
 
 /// How one try ended.
 enum Tried<T> {
@@ -308,14 +311,30 @@ impl RedisStore {
     async fn fetch(&self, seen: &mut Seen, mut missing: Vec<Command>) -> Result<()> {
         missing.sort_unstable();
         missing.dedup();
-        let mut missing = missing.into_iter();
+        let (blobs, missing) = missing.into_iter().partition(is_blob);
+        let (blobs, rows) = tokio::try_join!(self.blobs(blobs), self.rows(missing))?;
+        seen.extend(blobs.into_iter().chain(rows));
+        Ok(())
+    }
+
+    async fn rows(&self, missing: Vec<Command>) -> Result<Vec<(Command, (Value, Vec<u8>))>> {
+        let (mut rows, mut missing) = (Vec::with_capacity(missing.len()), missing.into_iter());
         while !missing.as_slice().is_empty() {
             let some = &missing.as_slice()[..missing.len().min(MOMENT)];
             let moment = self.link.read(&self.turn(), some).await?;
             // What did not fit into this moment is for the next one.
-            seen.extend(missing.by_ref().take(moment.replies.len()).zip(moment.replies));
+            rows.extend(missing.by_ref().take(moment.replies.len()).zip(moment.replies));
         }
-        Ok(())
+        Ok(rows)
+    }
+
+    /// Values that never change come by plain commands, at any moment: Lua would hash every byte of them.
+    async fn blobs(&self, blobs: Vec<Command>) -> Result<Vec<(Command, (Value, Vec<u8>))>> {
+        let some = |some: &[Command]| some.iter().map(|command| command[1].clone()).collect::<Vec<_>>();
+        let keys: Vec<Vec<Vec<u8>>> = blobs.chunks(BLOBS).map(some).collect();
+        let values = try_join_all(keys.iter().map(|keys| self.link.values(keys))).await?;
+        let values = values.into_iter().flatten().map(|value| (value, Vec::new()));
+        Ok(blobs.into_iter().zip(values).collect())
     }
 
     /// Draws more numbers for slices, of which `wanted` are needed at once.

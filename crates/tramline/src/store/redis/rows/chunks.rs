@@ -7,7 +7,7 @@ use crate::model::id::{ChunkId, TopicId};
 use crate::model::time::Time;
 use crate::store::redis::failures;
 use crate::store::redis::pack::{Packer, Unpacker};
-use crate::store::redis::session::{Session, get};
+use crate::store::redis::session::{Session, get, key};
 use crate::store::redis::tuple::{Columns, Tuple};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,16 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHUNK_BYTES: i64 = 220;
 
 pub(super) fn chunk_key(session: &Session<'_>, chunk: ChunkId) -> Vec<u8> {
-    session.key(&format!("c:{chunk}"))
+    session.key(&chunk_name(chunk))
+}
+
+/// The key of a chunk in a store of this name.
+pub(in crate::store::redis) fn chunk_key_in(name: &str, chunk: ChunkId) -> Vec<u8> {
+    key(name, &chunk_name(chunk))
+}
+
+fn chunk_name(chunk: ChunkId) -> String {
+    format!("c:{chunk}")
 }
 
 pub(in crate::store::redis) fn one_chunk(session: &Session<'_>, id: ChunkId) -> Result<Option<ChunkRow>> {

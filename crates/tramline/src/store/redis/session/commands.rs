@@ -43,6 +43,11 @@ pub(in crate::store::redis) fn is_checked(command: &Command) -> bool {
     command.first().is_some_and(|word| !unchanging(word) && word.first().is_some_and(u8::is_ascii_uppercase))
 }
 
+/// True for a value that never changes, read as a whole.
+pub(in crate::store::redis) fn is_blob(command: &Command) -> bool {
+    command.first().is_some_and(|word| word.eq_ignore_ascii_case(b"GET"))
+}
+
 pub(super) fn word(command: &str, key: &[u8]) -> Command {
     vec![command.as_bytes().to_vec(), key.to_vec()]
 }
