@@ -7,7 +7,7 @@
 //! that was overtaken begins anew; one that was overtaken too often takes the *turn*, and everybody else waits for it. What only says where
 //! there may be work is looked at loosely, and not compared: claims get into each other's way only if they take the same. Deciding in
 //! Lua would repeat all decisions of `plan` in a second language; only the plainest claim does (`scripts/claim.lua`), because it is what workers
-//! wait for. What a process wrote last it need not read again: it is assumed to be still so, and checked like everything else (`at_once`).
+//! wait for. Chunks, which never change, come by plain commands beside the scripts. What a process wrote last it need not read again: it is assumed to be still so, and checked like everything else (`at_once`).
 //!
 //! How rows are kept. A hash is a table; a sorted set whose members are tuples that sort bytewise is an index (`tuple`). A chunk is one
 //! value, the slices of a chunk are one small hash, and every subscription has one index over its slices, as in SQL.
