@@ -152,6 +152,24 @@ async fn work_is_shed_in_steps_however_many_lanes_it_is_in() {
     assert_eq!(store.shed(shed).await.unwrap().removed, 150 * 64);
 }
 
+/// The step after it began behind most of what was dropped, so that none of that went and even more was dropped.
+#[tokio::test]
+async fn what_was_shed_for_nobody_frees_its_room_in_the_next_step() {
+    const EVENTS: u64 = 700;
+    let server = Server::start();
+    let store = server.open().await.unwrap();
+    subscribe(&store, Ordering::None).await;
+    for _ in 0..EVENTS {
+        emit(&store, vec![Event::new("t", "x")]).await.unwrap();
+    }
+    let shed = |surplus, after| Shed { surplus, after, limit: 1_000, bytes: u64::MAX, now: None };
+    let work = Surplus::Work { include_pull: true };
+    let went = store.shed(shed(work, EventId(0))).await.unwrap();
+    assert_eq!(went.dropped.map(|(_, events)| events), Some(EVENTS));
+    let freed = store.shed(shed(Surplus::Retained, went.next.unwrap())).await.unwrap();
+    assert_eq!(freed.removed, EVENTS);
+}
+
 /// Looking whether anybody needs them any more, it read all that is still to be done of them.
 #[tokio::test]
 async fn events_that_are_past_their_retention_but_wait_are_passed_over_lightly() {

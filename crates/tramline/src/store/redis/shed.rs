@@ -42,9 +42,16 @@ impl RedisStore {
                 Surplus::Retained => retained(session, &shed).map(Some),
                 Surplus::Work { .. } => work(session, &shed, whose),
             };
-            let Some(went) = self.write(shed.now, script).await? else { break };
+            let went = match self.write(shed.now, script).await {
+                Ok(Some(went)) => went,
+                Ok(None) => break,
+                // What went before is told; the next step meets the error again.
+                Err(_) if all != Shedded::default() => break,
+                Err(error) => return Err(error),
+            };
+            let next = went.shedded.next;
             add(&mut all, went.shedded);
-            match (all.next, shed.rest(went.weights)) {
+            match (next, shed.rest(went.weights)) {
                 (Some(next), Some(rest)) => shed = Shed { after: next, ..rest },
                 _ => break,
             }
@@ -53,12 +60,15 @@ impl RedisStore {
     }
 }
 
+/// The next step goes on before the first work that was dropped: nobody needs those events any more.
 fn add(all: &mut Shedded, some: Shedded) {
+    if all.dropped.is_none() {
+        all.next = some.next;
+    }
     all.removed += some.removed;
     let before = all.dropped.map_or(0, |(_, events)| events);
     all.dropped = some.dropped.map(|(id, events)| (id, before + events)).or(all.dropped);
     all.wake |= some.wake;
-    all.next = some.next;
 }
 
 fn retained(session: &Session<'_>, shed: &Shed) -> Result<Went> {

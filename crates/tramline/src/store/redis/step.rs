@@ -29,8 +29,10 @@ const TRIPS: u32 = 100_000;
 const NUMBERS: i64 = 10_000;
 /// How much is read at one moment: a script has to end soon.
 const MOMENT: usize = 500;
-/// How many values one command gives: each may have a megabyte.
+/// How many values one command gives, and how many such commands are on their way at once: each value may have a megabyte, and everybody
+/// else waits behind them.
 const BLOBS: usize = 8;
+const AT_ONCE: usize = 4;
 
 /// How one try ended.
 enum Tried<T> {
@@ -332,8 +334,11 @@ impl RedisStore {
     async fn blobs(&self, blobs: Vec<Command>) -> Result<Vec<(Command, (Value, Vec<u8>))>> {
         let some = |some: &[Command]| some.iter().map(|command| command[1].clone()).collect::<Vec<_>>();
         let keys: Vec<Vec<Vec<u8>>> = blobs.chunks(BLOBS).map(some).collect();
-        let values = try_join_all(keys.iter().map(|keys| self.link.values(keys))).await?;
-        let values = values.into_iter().flatten().map(|value| (value, Vec::new()));
+        let mut values = Vec::with_capacity(blobs.len());
+        for at_once in keys.chunks(AT_ONCE) {
+            let some = try_join_all(at_once.iter().map(|keys| self.link.values(keys))).await?;
+            values.extend(some.into_iter().flatten().map(|value| (value, Vec::new())));
+        }
         Ok(blobs.into_iter().zip(values).collect())
     }
 
