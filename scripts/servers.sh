@@ -244,12 +244,13 @@ start_redis() {
 }
 
 # Three nodes, each with a third of the slots.
+# They bear with each other for long: a node that waits for a busy disk, as after a build, is not taken for dead.
 start_redis_cluster() {
     local nodes=() addresses=() controls=() data attempts=5
     for number in 1 2 3; do
         data=$servers/redis-node$number
         "${as_server[@]}" mkdir "$data"
-        until choose_node_port && write_redis_ctl "$data-ctl" "$data" --cluster-enabled yes --cluster-node-timeout 2000 &&
+        until choose_node_port && write_redis_ctl "$data-ctl" "$data" --cluster-enabled yes --cluster-node-timeout 15000 &&
             "$data-ctl" start 2>/dev/null; do
             ((--attempts)) || fail "a node of the Redis Cluster does not start: $(tail -n 20 "$data.log")"
         done
