@@ -39,7 +39,7 @@ pub(crate) mod unique;
 pub mod verbs;
 pub mod verbs_tally;
 
-use self::redis::RedisStore;
+use self::redis::{RedisOptions, RedisStore, SpreadStore};
 use crate::error::{Error, Result};
 use crate::model::dropped::DropRecord;
 use crate::model::health::Health;
@@ -76,6 +76,7 @@ pub(crate) enum Opened {
     Mysql(Arc<MysqlStore>),
     Postgres(Arc<PostgresStore>),
     Redis(Arc<RedisStore>),
+    Spread(Arc<SpreadStore>),
 }
 
 impl Opened {
@@ -85,6 +86,7 @@ impl Opened {
             Opened::Mysql(store) => store.clone(),
             Opened::Postgres(store) => store.clone(),
             Opened::Redis(store) => store.clone(),
+            Opened::Spread(store) => store.clone(),
         }
     }
 
@@ -93,6 +95,7 @@ impl Opened {
         match self {
             Opened::Postgres(store) => Some(store.wake_channel()),
             Opened::Redis(store) => Some(store.wake_channel()),
+            Opened::Spread(store) => Some(store.wake_channel()),
             Opened::Sqlite(_) | Opened::Mysql(_) => None,
         }
     }
@@ -112,7 +115,11 @@ pub(crate) async fn open_kind(url: &str) -> Result<Opened> {
         return Ok(Opened::Mysql(Arc::new(MysqlStore::open(url.parse()?).await?)));
     }
     if self::redis::is_redis(url) {
-        return Ok(Opened::Redis(Arc::new(RedisStore::open(url.parse()?).await?)));
+        let options: RedisOptions = url.parse()?;
+        if options.is_spread() {
+            return Ok(Opened::Spread(Arc::new(SpreadStore::open(options).await?)));
+        }
+        return Ok(Opened::Redis(Arc::new(RedisStore::open(options).await?)));
     }
     Err(unknown(url))
 }

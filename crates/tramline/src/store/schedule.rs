@@ -165,6 +165,8 @@ pub(crate) struct Running {
 /// A schedule that runs: what becomes of it, if its next run is still what it was.
 pub(crate) struct Run {
     pub(crate) name: String,
+    /// One that is put anew after it was deleted is another one.
+    pub(crate) created_at: Time,
     /// The next run when it was read; 0 for none.
     pub(crate) was: i64,
     pub(crate) runs: Vec<Time>,
@@ -195,6 +197,7 @@ pub(crate) fn asked(columns: Columns, now: Time) -> Result<Running> {
     let row = columns.read()?;
     let mut running = Running { events: vec![row.stored.schedule.run(now)], ..Running::default() };
     running.rows.push(Run {
+        created_at: row.stored.created_at,
         was: row.stored.next_run.map_or(0, |run| run.0),
         runs: vec![now],
         last_tick: row.last_tick,
@@ -218,6 +221,7 @@ impl Running {
         self.events.extend(due.runs.iter().map(|at| schedule.run(*at)));
         self.rows.push(Run {
             name: schedule.name.clone(),
+            created_at: row.stored.created_at,
             was: row.stored.next_run.map_or(0, |run| run.0),
             runs: due.runs,
             last_tick: Some(due.last_tick),
@@ -232,7 +236,7 @@ impl Running {
 }
 
 /// What the events of a step became: their ids in the same order, and who has new work.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Sent {
     ids: VecDeque<EventId>,
     wake: BTreeSet<SubscriptionId>,
@@ -259,8 +263,10 @@ impl Sent {
 
     /// What a tick gives back.
     pub(crate) fn ticked(self, next: Option<i64>, now: Time, more: bool) -> Ticked {
+        // What somebody else has emitted before is not counted.
+        let fresh = self.emissions.iter().filter(|emission| !emission.repeated);
         Ticked {
-            events: self.emissions.len() as u64,
+            events: fresh.count() as u64,
             wake: self.wake.into_iter().collect(),
             next: next.map(Time),
             now,

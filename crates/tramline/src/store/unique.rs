@@ -108,6 +108,11 @@ impl Sifted {
         sifted
     }
 
+    /// By unit, the places of what is not stored.
+    pub(crate) fn duplicates(&self) -> Vec<BTreeSet<usize>> {
+        self.duplicates.iter().map(|duplicates| duplicates.keys().copied().collect()).collect()
+    }
+
     /// A unit is not stored after all.
     pub(crate) fn remove(&mut self, unit: usize) {
         if unit < self.duplicates.len() {

@@ -35,16 +35,38 @@ conformance![
 
 const TOPICS: [&str; 3] = ["orders", "refunds", "users"];
 
+/// A line of several topics, or of one where a line can have no more.
 async fn line(bed: &Bed) -> Queue {
-    bed.queue_named("queue", &TOPICS, arrival()).await
+    line_of(bed, arrival()).await
+}
+
+async fn line_of(bed: &Bed, policy: Policy) -> Queue {
+    let topics = if bed.is_spread() { &TOPICS[..1] } else { &TOPICS[..] };
+    bed.queue_named("queue", topics, policy).await
+}
+
+/// A topic, or the only one that a line has.
+fn in_line<'t>(bed: &Bed, topic: &'t str) -> &'t str {
+    if bed.is_spread() { TOPICS[0] } else { topic }
 }
 
 async fn emit_to(bed: &Bed, topics: &[&str]) -> Vec<EventId> {
     let mut ids = Vec::new();
     for topic in topics {
-        ids.push(bed.emit(Event::new(*topic, "x").key("a")).await);
+        ids.push(bed.emit(Event::new(in_line(bed, topic), "x").key("a")).await);
     }
     ids
+}
+
+/// Where a line cannot have several topics, that is refused, and there is nothing else to see.
+async fn lines_have_one_topic(bed: &Bed) -> bool {
+    if !bed.is_spread() {
+        return false;
+    }
+    let refused = bed.subscribe("queue", &TOPICS, arrival(), Start::Now).await.unwrap_err();
+    assert_eq!(refused.kind(), Kind::Invalid);
+    assert!(bed.store.subscriptions().await.unwrap().is_empty());
+    true
 }
 
 async fn events_of_all_topics_come_in_the_order_of_their_arrival(bed: Bed) {
@@ -268,6 +290,9 @@ async fn a_failure_that_is_shed_lets_the_line_go_on(bed: Bed) {
 }
 
 async fn leaving_a_topic_takes_its_failures_out_of_the_way(bed: Bed) {
+    if lines_have_one_topic(&bed).await {
+        return;
+    }
     let queue = line(&bed).await;
     let emitted = emit_to(&bed, &["users", "orders", "refunds"]).await;
     fail(&queue, &[MONTH, 20]).await;
@@ -303,7 +328,7 @@ async fn come(bed: &Bed, queue: &Queue, count: usize) -> Vec<EventId> {
 async fn an_event_that_is_out_of_attempts_stops_nobody(bed: Bed) {
     for (on_exhausted, left) in [(OnExhausted::Dead, 1), (OnExhausted::Drop, 0)] {
         let policy = Policy { retry: Retry::never(), on_exhausted, ..arrival() };
-        let queue = bed.queue_named("queue", &TOPICS, policy).await;
+        let queue = line_of(&bed, policy).await;
         let emitted = emit_to(&bed, &["orders", "users"]).await;
         let claimed = queue.claim(1).await;
         queue.settle(&claimed, Outcome::retry("no")).await;
@@ -339,6 +364,9 @@ async fn a_batch_that_is_given_back_comes_again_whole(bed: Bed) {
 }
 
 async fn a_backfill_of_several_topics_keeps_the_order(bed: Bed) {
+    if lines_have_one_topic(&bed).await {
+        return;
+    }
     let mut emitted = Vec::new();
     for _ in 0..70 {
         emitted.extend(emit_to(&bed, &["users", "orders", "refunds"]).await);
@@ -355,6 +383,9 @@ async fn a_backfill_of_several_topics_keeps_the_order(bed: Bed) {
 }
 
 async fn a_topic_that_joins_brings_events_from_before_what_was_done(bed: Bed) {
+    if lines_have_one_topic(&bed).await {
+        return;
+    }
     let old = bed.emit(Event::new("refunds", "x")).await;
     let queue = bed.queue(arrival()).await;
     for _ in 0..3 {
@@ -368,6 +399,9 @@ async fn a_topic_that_joins_brings_events_from_before_what_was_done(bed: Bed) {
 }
 
 async fn leaving_a_topic_takes_its_events_out_of_the_line(bed: Bed) {
+    if lines_have_one_topic(&bed).await {
+        return;
+    }
     let queue = line(&bed).await;
     let emitted = emit_to(&bed, &["orders", "users", "refunds", "users"]).await;
     bed.queue_named("queue", &["orders", "refunds"], arrival()).await;
@@ -377,6 +411,9 @@ async fn leaving_a_topic_takes_its_events_out_of_the_line(bed: Bed) {
 
 /// What was under way of the topic is gone; nobody waits for its lease to end.
 async fn leaving_a_topic_frees_the_line(bed: Bed) {
+    if lines_have_one_topic(&bed).await {
+        return;
+    }
     let queue = line(&bed).await;
     let emitted = emit_to(&bed, &["users", "orders", "refunds"]).await;
     let claimed = queue.claim(2).await;
@@ -388,6 +425,9 @@ async fn leaving_a_topic_frees_the_line(bed: Bed) {
 }
 
 async fn a_topic_joins_the_line_later(bed: Bed) {
+    if lines_have_one_topic(&bed).await {
+        return;
+    }
     let queue = bed.queue_named("queue", &["orders"], arrival()).await;
     let old = emit_to(&bed, &["users", "orders"]).await;
     bed.subscribe("queue", &["orders", "users"], arrival(), Start::Beginning).await.unwrap();

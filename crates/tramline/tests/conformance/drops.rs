@@ -55,7 +55,10 @@ async fn records_are_listed_from_either_end_and_by_subscription(bed: Bed) {
     assert_eq!(newest.iter().map(|one| one.subscription).collect::<Vec<_>>(), [one.id, two.id]);
     let all = list(&bed, None, Some(0), 10).await;
     assert_eq!(all.len(), 5);
-    assert_eq!((&all[4], &all[3]), (&newest[0], &newest[1]));
+    let mut by_time = all.clone();
+    by_time.sort_by_key(|record| record.at);
+    assert!(by_time == all || bed.is_spread(), "topic by topic, where each has numbers of its own");
+    assert_eq!((&by_time[4], &by_time[3]), (&newest[0], &newest[1]));
     assert_eq!(list(&bed, None, Some(all[1].number), 2).await, all[2..4]);
     let of_two: Vec<_> = all.iter().filter(|record| record.subscription == two.id).cloned().collect();
     assert_eq!(list(&bed, Some(two.id), Some(0), 10).await, of_two);

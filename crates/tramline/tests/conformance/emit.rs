@@ -103,6 +103,11 @@ async fn the_receipt_names_the_subscriptions_that_have_work(bed: Bed) {
 async fn an_emit_to_several_topics_gets_its_receipt_in_its_own_order(bed: Bed) {
     let topics = ["b", "a", "b", "c", "a"];
     let events: Vec<Event> = topics.iter().map(|topic| Event::new(*topic, "x").key("k")).collect();
+    if bed.is_spread() {
+        assert_eq!(bed.try_emit(events).await.unwrap_err().kind(), Kind::Invalid);
+        assert!(bed.store.topics().await.unwrap().is_empty(), "nothing was stored, and no topic made for it");
+        return;
+    }
     let emitted = bed.emit_together(events).await;
     for (topic, emitted) in topics.iter().zip(&emitted) {
         assert_eq!(&*bed.find(emitted.id).await.unwrap().event.topic, *topic);

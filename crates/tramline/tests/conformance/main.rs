@@ -14,6 +14,7 @@ macro_rules! conformance {
         conformance!(@store mysql, Mysql, $($test,)*);
         conformance!(@store redis, Redis, $($test,)*);
         conformance!(@store redis_cluster, RedisCluster, $($test,)*);
+        conformance!(@store redis_spread, RedisSpread, $($test,)*);
     };
     (@store $store:ident, $place:ident, $($test:ident,)*) => {
         mod $store {

@@ -142,7 +142,10 @@ async fn what_a_backlog_keeps_is_looked_at_in_steps_that_go_round(bed: Bed) {
     for _ in 0..5 {
         bed.emit(plain_event()).await;
     }
-    bed.emit(Event::new("behind", "x")).await;
+    // In a topic that is somewhere else it would not be behind.
+    if !bed.is_spread() {
+        bed.emit(Event::new("behind", "x")).await;
+    }
     bed.pass(DAY);
     let sweep = async || {
         let swept = bed.store.sweep(Sweep { dead_after: None, limit: 2, now: bed.now() }).await.unwrap();
@@ -150,7 +153,8 @@ async fn what_a_backlog_keeps_is_looked_at_in_steps_that_go_round(bed: Bed) {
     };
     assert_eq!(sweep().await, (0, true), "the first two are kept, and no more were looked at");
     assert_eq!(sweep().await, (0, true));
-    assert_eq!(sweep().await, (1, true), "the last one is kept, the one behind it is not");
+    let behind = u64::from(!bed.is_spread());
+    assert_eq!(sweep().await, (behind, behind > 0), "the last one is kept, the one behind it is not");
     queue.drain().await;
     assert_eq!(sweep().await, (0, false), "the end of the round");
     assert_eq!([sweep().await, sweep().await, sweep().await], [(2, true), (2, true), (1, false)]);

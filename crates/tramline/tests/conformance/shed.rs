@@ -85,7 +85,15 @@ async fn retained_events_of_all_topics_go_in_order(bed: Bed) {
     for topic in ["a", "b", "a", "c", "b"] {
         ids.push(bed.emit(Event::new(topic, "x")).await);
     }
-    assert_eq!(step(&bed, Surplus::Retained, EventId(0), 3).await.removed, 3);
+    if bed.is_spread() {
+        // Topic by topic, those of each in order.
+        let first = step(&bed, Surplus::Retained, EventId(0), 3).await;
+        let second = step(&bed, Surplus::Retained, first.next.unwrap(), 1).await;
+        assert_eq!((first.removed, second.removed), (2, 1));
+        ids = vec![ids[0], ids[2], ids[1], ids[4], ids[3]];
+    } else {
+        assert_eq!(step(&bed, Surplus::Retained, EventId(0), 3).await.removed, 3);
+    }
     for (at, id) in ids.into_iter().enumerate() {
         assert_eq!(bed.find(id).await.is_some(), at >= 3, "{at}");
     }

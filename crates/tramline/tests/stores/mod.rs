@@ -17,6 +17,8 @@ pub(crate) enum Place {
     Mysql,
     Redis,
     RedisCluster,
+    /// A Cluster with a slot for each topic.
+    RedisSpread,
 }
 
 /// A store that nobody else uses. It is gone after [`Fresh::close`].
@@ -38,6 +40,7 @@ impl Fresh {
             (None, Place::Mysql) => format!("{}/{}", mysql(), clean_database().await),
             (None, Place::Redis) => named(&redis()),
             (None, Place::RedisCluster) => named(&redis_cluster()),
+            (None, Place::RedisSpread) => format!("{}&spread=topics", named(&redis_cluster())),
             (None, Place::SqliteFile | Place::SqliteMemory) => "sqlite::memory:".to_owned(),
         };
         let store = store::open(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"));

@@ -272,7 +272,7 @@ impl RedisStore {
         step: impl Fn(&Session<'_>) -> Result<T>,
     ) -> Option<(T, Left)> {
         let draws = Draws::new(&self.numbers);
-        let session = Session::new(&self.options.name, now, seen, catalog.clone(), &draws);
+        let session = Session::new(self, now, seen, catalog.clone(), &draws);
         let result = step(&session).and_then(|value| session.finish().map(|_| value));
         let left = session.leave();
         let enough = left.missing.is_empty() && left.numbers_wanted == 0 && !left.writes.is_empty();

@@ -1,6 +1,6 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
-use super::erase;
+use super::{Role, erase};
 use super::link::{Command, text};
 use super::pack::damaged;
 use super::rows::{Logged, lanes, lanes_key, logged, write_lane};
@@ -11,7 +11,9 @@ use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::{self, DEFAULT_LANES, Lane};
 use crate::model::name;
-use crate::model::subscription::{DEFAULT_RETENTION, Policy, Start, Subscription, Topic, TopicSettings};
+use crate::model::subscription::{
+    DEFAULT_RETENTION, Ordering, Policy, Start, Subscription, Topic, TopicSettings,
+};
 use crate::model::time::{Time, millis};
 use crate::store::catalog::{Catalog, still_left};
 use crate::store::deleted::{Deleted, lanes_of};
@@ -66,7 +68,7 @@ pub(super) fn parts(name: &str) -> impl Iterator<Item = Command> {
     ["topics", "subscriptions", "consumed"].map(|part| vec![b"hgetall".to_vec(), key(name, part)]).into_iter()
 }
 
-fn changed(session: &Session<'_>) -> Result<()> {
+pub(super) fn changed(session: &Session<'_>) -> Result<()> {
     session.draw("catalog", 1)?;
     session.refresh()
 }
@@ -189,7 +191,7 @@ fn consumed_topics(session: &Session<'_>, id: SubscriptionId) -> Vec<TopicId> {
     subscription.topics.iter().filter_map(|name| Some(catalog.topic(name)?.id)).collect()
 }
 
-fn filling_field(id: SubscriptionId, topic: TopicId) -> Vec<u8> {
+pub(super) fn filling_field(id: SubscriptionId, topic: TopicId) -> Vec<u8> {
     Tuple::new().with(&[id.0, topic.0]).bytes()
 }
 
@@ -208,15 +210,25 @@ pub(super) fn create_missing<'a>(session: &Session<'_>, names: impl Iterator<Ite
     let catalog = session.catalog();
     let missing: BTreeSet<&str> = names.filter(|name| catalog.topic(name).is_none()).collect();
     for name in &missing {
-        insert_topic(session, name, &TopicSettings::default())?;
+        // A topic of a store that is spread needs a slot, which is made before anybody knows of it.
+        if session.role != Role::Whole {
+            catalog.require_topic(name)?;
+        }
+        let id = TopicId(session.draw("topic", 1)?);
+        insert_topic(session, id, name, &TopicSettings::default())?;
     }
     if missing.is_empty() { Ok(()) } else { changed(session) }
 }
 
-fn insert_topic(session: &Session<'_>, name: &str, settings: &TopicSettings) -> Result<Topic> {
+pub(super) fn insert_topic(
+    session: &Session<'_>,
+    id: TopicId,
+    name: &str,
+    settings: &TopicSettings,
+) -> Result<Topic> {
     name::check("topic", name)?;
     let topic = Topic {
-        id: TopicId(session.draw("topic", 1)?),
+        id,
         name: Arc::from(name),
         lanes: settings.lanes.unwrap_or(DEFAULT_LANES),
         retention: settings.retention.unwrap_or(DEFAULT_RETENTION),
@@ -227,7 +239,7 @@ fn insert_topic(session: &Session<'_>, name: &str, settings: &TopicSettings) -> 
     Ok(topic)
 }
 
-fn write_topic(session: &Session<'_>, topic: &Topic) {
+pub(super) fn write_topic(session: &Session<'_>, topic: &Topic) {
     let row = TopicRow {
         name: topic.name.to_string(),
         lanes: topic.lanes,
@@ -241,7 +253,7 @@ fn write_topic(session: &Session<'_>, topic: &Topic) {
 pub(super) fn put_topic(session: &Session<'_>, put: &PutTopic) -> Result<Topic> {
     put.settings.check()?;
     let topic = match session.catalog().topic(&put.name) {
-        None => insert_topic(session, &put.name, &put.settings)?,
+        None => insert_topic(session, TopicId(session.draw("topic", 1)?), &put.name, &put.settings)?,
         Some(old) => {
             let topic = old.changed(&put.settings)?;
             write_topic(session, &topic);
@@ -276,13 +288,11 @@ pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> 
         Some(old) => (old.id, old.created_at),
         None => (SubscriptionId(session.draw("subscription", 1)?), session.now),
     };
-    let row =
-        SubscriptionRow { name: put.name.clone(), policy: put.policy.clone(), created_at: created_at.0 };
-    session.put(session.key("subscriptions"), id.to_string(), written(&row));
+    write_subscription(session, id, &put.name, &put.policy, created_at);
     let wanted: BTreeSet<&str> = put.topics.iter().map(String::as_str).collect();
     let had: BTreeSet<&str> = old.iter().flat_map(|old| old.topics.iter().map(|topic| &**topic)).collect();
     for name in wanted.difference(&had) {
-        join_topic(session, id, catalog.require_topic(name)?, put)?;
+        join_topic(session, id, catalog.require_topic(name)?, put.policy.ordering, put.start)?;
     }
     for name in had.difference(&wanted) {
         leave_topic(session, id, catalog.require_topic(name)?.id)?;
@@ -295,19 +305,40 @@ pub(super) fn put_subscription(session: &Session<'_>, put: &PutSubscription) -> 
     Ok(subscription)
 }
 
-fn join_topic(session: &Session<'_>, id: SubscriptionId, topic: &Topic, put: &PutSubscription) -> Result<()> {
+pub(super) fn write_subscription(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    name: &str,
+    policy: &Policy,
+    created_at: Time,
+) {
+    let row = SubscriptionRow { name: name.to_owned(), policy: policy.clone(), created_at: created_at.0 };
+    session.put(session.key("subscriptions"), id.to_string(), written(&row));
+}
+
+pub(super) fn join_topic(
+    session: &Session<'_>,
+    id: SubscriptionId,
+    topic: &Topic,
+    ordering: Ordering,
+    start: Start,
+) -> Result<()> {
     if erase::is_marked(session, Deleted::Left(id, topic.id))? {
         return Err(still_left(&topic.name));
     }
     let until = session.draw("chunk", 0)? - 1;
-    let next = match put.start {
+    let next = match start {
         Start::Now => None,
         Start::Beginning => first_at(session, topic.id, Time(i64::MIN))?,
         Start::At(time) => first_at(session, topic.id, time)?,
     };
     let next = next.unwrap_or(until + 1);
     write_filling(session, &Filling { subscription: id, topic: topic.id, next, until });
-    let (first, count) = lane::all(put.policy.ordering, topic);
+    // Lanes are where the events are.
+    if session.role == Role::Home {
+        return Ok(());
+    }
+    let (first, count) = lane::all(ordering, topic);
     let there: BTreeSet<LaneId> = lanes(session, id)?.into_iter().map(|lane| lane.lane).collect();
     for number in 0..i64::from(count) {
         let lane = LaneId(first.0 + number);
@@ -344,7 +375,7 @@ fn first_at(session: &Session<'_>, topic: TopicId, time: Time) -> Result<Option<
 }
 
 /// All that a subscription still had to do of a topic is to go.
-fn leave_topic(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<()> {
+pub(super) fn leave_topic(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<()> {
     erase::mark(session, Deleted::Left(id, topic))?;
     let [first, end] = lanes_of(topic);
     for lane in lanes(session, id)?.into_iter().filter(|lane| (first..end).contains(&lane.lane.0)) {
@@ -356,7 +387,12 @@ fn leave_topic(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Res
 
 pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<()> {
     let catalog = session.catalog();
-    let id = catalog.require_subscription_named(name)?.id;
+    remove_subscription(session, catalog.require_subscription_named(name)?.id)?;
+    changed(session)
+}
+
+/// It is gone; its rows go later.
+pub(super) fn remove_subscription(session: &Session<'_>, id: SubscriptionId) -> Result<()> {
     erase::mark(session, Deleted::Subscription(id))?;
     for filling in fillings(session)?.into_iter().filter(|one| one.subscription == id) {
         session.remove(session.key("consumed"), filling_field(id, filling.topic));
@@ -368,7 +404,7 @@ pub(super) fn delete_subscription(session: &Session<'_>, name: &str) -> Result<(
     super::limit::forget(session, id);
     super::drops::forget(session, id)?;
     session.remove(session.key("subscriptions"), id.to_string());
-    changed(session)
+    Ok(())
 }
 
 /// Below which chunk claims of a lane have to stay while retained events are still being written.

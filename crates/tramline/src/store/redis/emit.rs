@@ -168,7 +168,7 @@ pub(super) fn keys_by_expiry(session: &Session<'_>) -> Vec<u8> {
 }
 
 /// The answer that an idempotency key already has.
-fn known(session: &Session<'_>, entry: &Entry) -> Result<Option<Result<Emission>>> {
+pub(super) fn known(session: &Session<'_>, entry: &Entry) -> Result<Option<Result<Emission>>> {
     let Some(row) = session.get(&keys_of(session, entry.topic), entry.key.as_bytes())? else {
         return Ok(None);
     };

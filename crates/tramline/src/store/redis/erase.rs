@@ -7,7 +7,7 @@ use super::rows::{
 };
 use super::session::{Session, hget, number};
 use super::tuple::{Columns, Tuple};
-use super::{drops, unique};
+use super::{Role, drops, unique};
 use crate::error::Result;
 use crate::model::id::{LaneId, SubscriptionId, TopicId};
 use crate::model::slice::Slice;
@@ -29,7 +29,8 @@ fn field(deleted: Deleted) -> Vec<u8> {
 
 /// Says that something is deleted. Its rows stay until a step removes them.
 pub(super) fn mark(session: &Session<'_>, deleted: Deleted) -> Result<()> {
-    if !is_marked(session, deleted)? {
+    // Of a store that is spread, all rows are where the topics are.
+    if session.role != Role::Home && !is_marked(session, deleted)? {
         session.put(table(session), field(deleted), b"0".to_vec());
     }
     Ok(())
@@ -47,6 +48,11 @@ fn all(session: &Session<'_>) -> Result<Vec<(Deleted, i64)>> {
         (Deleted::from_numbers(columns.number(), columns.number()), number(Some(next)))
     };
     Ok(session.all(&table(session))?.into_iter().map(read).collect())
+}
+
+/// True if there are no rows of anything that was deleted.
+pub(super) fn is_clear(session: &Session<'_>) -> Result<bool> {
+    Ok(all(session)?.is_empty())
 }
 
 /// True while there are rows of what subscriptions had of a topic that they left.

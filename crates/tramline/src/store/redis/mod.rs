@@ -56,6 +56,7 @@ mod schedule;
 mod session;
 mod settle;
 mod shed;
+mod spread;
 mod step;
 mod store;
 mod sweep;
@@ -69,8 +70,9 @@ mod work;
 pub use examine::{RedisFigures, RedisNode};
 pub use options::RedisOptions;
 pub(crate) use options::is_redis;
+pub use spread::SpreadStore;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::id::Incarnation;
 use crate::store::catalog::CatalogCache;
 use crate::store::deleted::{InTheWay, STEP_ROWS};
@@ -80,19 +82,34 @@ use at_once::AtOnce;
 use link::Link;
 use renumber::Assured;
 use session::{Numbers, Session};
+use std::sync::atomic::AtomicBool;
 
-/// A store in Redis.
+/// A store in Redis, or what one slot has of a store that is spread.
 #[derive(Debug)]
 pub struct RedisStore {
     link: Link,
     options: RedisOptions,
+    role: Role,
     cache: CatalogCache,
     numbers: Numbers,
     assured: Assured,
     round: Round,
     at_once: AtOnce,
+    /// Steps of this process have noted what tallies elsewhere have to hear.
+    owes: AtomicBool,
     /// Names this store among all that are open on the server.
     incarnation: Incarnation,
+}
+
+/// What of a store is in this slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// All of it.
+    Whole,
+    /// What belongs to no single topic of a store that is spread: the catalogue, rules, tallies, schedules, tokens, workers.
+    Home,
+    /// One topic of a store that is spread: its events, and all work that subscriptions have of them.
+    Site,
 }
 
 impl RedisStore {
@@ -102,23 +119,37 @@ impl RedisStore {
     /// `Unavailable` when it cannot be reached; `Invalid` when it is too old or may throw events away; `Conflict` when a newer version
     /// wrote the store.
     pub async fn open(options: RedisOptions) -> Result<RedisStore> {
+        if options.spread {
+            return Err(Error::invalid("this store is spread over topics", "open it by its URL"));
+        }
+        RedisStore::open_as(Role::Whole, options).await
+    }
+
+    async fn open_as(role: Role, options: RedisOptions) -> Result<RedisStore> {
         let link = Link::open(&options).await?;
         opening::check(&link, options.cluster).await?;
+        let store = RedisStore::over(link, role, options);
+        // In a store of a newer version nothing is written.
+        store.read(None, opening::mark).await?;
+        store.write(None, opening::mark).await?;
+        Ok(store)
+    }
+
+    /// What a slot has, over a connection that others use too.
+    fn over(link: Link, role: Role, options: RedisOptions) -> RedisStore {
         let numbers = Numbers::new(link.breaks());
-        let store = RedisStore {
+        RedisStore {
             link,
             options,
+            role,
             cache: CatalogCache::default(),
             numbers,
             assured: Assured::default(),
             round: Round::default(),
             at_once: AtOnce::default(),
+            owes: AtomicBool::default(),
             incarnation: Incarnation::random(),
-        };
-        // In a store of a newer version nothing is written.
-        store.read(None, opening::mark).await?;
-        store.write(None, opening::mark).await?;
-        Ok(store)
+        }
     }
 
     /// Reads the figures of the server that the options lead to. Nothing is changed.

@@ -1,5 +1,6 @@
 //! What a server has to be, and the version of the store.
 
+use super::Role;
 use super::link::Link;
 use super::nodes::{Node, nodes};
 use super::session::{Session, number};
@@ -121,6 +122,20 @@ pub(super) fn mark(session: &Session<'_>) -> Result<()> {
             format!("the store in Redis has layout {layout}, this program knows {LAYOUT}"),
             "run a newer version of the program",
         ));
+    }
+    let is_spread = session.get(&meta, b"spread")?.is_some();
+    match session.role {
+        Role::Whole if is_spread => {
+            return Err(Error::conflict("the store in Redis is spread", "add spread=topics to its URL"));
+        }
+        Role::Home if layout > 0 && !is_spread => {
+            return Err(Error::conflict(
+                "the store in Redis is all in one slot",
+                "leave spread=topics out of its URL, or give the new store a name of its own",
+            ));
+        }
+        Role::Home => session.put(meta.clone(), "spread", b"topics".to_vec()),
+        Role::Whole | Role::Site => {}
     }
     if layout == 0 {
         session.put(meta, "layout", LAYOUT.to_string().into_bytes());

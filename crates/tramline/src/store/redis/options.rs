@@ -22,6 +22,8 @@ const PORT: u16 = 6379;
 /// Tramline's own, and there are no others:
 ///
 /// - `name`: what all keys of the store begin with, in braces; `tramline` unless set. Stores of different names know nothing of each other
+/// - `spread`: `topics` gives each topic a slot of its own, so that a Cluster carries a store with all of its nodes; see
+///   [`SpreadStore`](super::SpreadStore) for what that costs. It is said once, when a store is new, and then always
 /// - `answer_ms`: how long an answer may take before the server is taken for lost and a new connection is made; 5,000 unless set.
 ///   Connecting may take half of that, and a call fails after twice that at the latest
 #[derive(Clone)]
@@ -31,9 +33,15 @@ pub struct RedisOptions {
     pub(super) cluster: bool,
     pub(super) name: String,
     pub(super) answer: Duration,
+    pub(super) spread: bool,
 }
 
 impl RedisOptions {
+    /// True if each topic has a slot of its own.
+    pub(crate) fn is_spread(&self) -> bool {
+        self.spread
+    }
+
     /// One URL for each server that was named.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = &str> {
         self.nodes.iter().map(String::as_str)
@@ -46,6 +54,7 @@ impl std::fmt::Debug for RedisOptions {
         let (nodes, cluster) = (self.nodes.len(), self.cluster);
         f.debug_struct("RedisOptions")
             .field("name", &self.name)
+            .field("spread", &self.spread)
             .field("nodes", &nodes)
             .field("cluster", &cluster)
             .finish()
@@ -94,26 +103,33 @@ impl FromStr for RedisOptions {
             Ok(format!("{plain}://{user}{}:{port}{path}", url.host_str().unwrap_or_default()))
         };
         let nodes = hosts.into_iter().map(node).collect::<Result<_>>()?;
-        let (name, answer) = parameters(query)?;
-        Ok(RedisOptions { nodes, cluster, name, answer })
+        let (name, answer, spread) = parameters(query)?;
+        Ok(RedisOptions { nodes, cluster, name, answer, spread })
     }
 }
 
-fn parameters(query: &str) -> Result<(String, Duration)> {
-    let (mut name, mut answer) = (NAME.to_owned(), ANSWER_MS);
+fn parameters(query: &str) -> Result<(String, Duration, bool)> {
+    let (mut name, mut answer, mut spread) = (NAME.to_owned(), ANSWER_MS, false);
     for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
         match &*key {
             "name" => name = checked_name(value.into_owned())?,
             "answer_ms" => answer = checked_answer(&value)?,
+            "spread" if value == "topics" => spread = true,
+            "spread" => {
+                return Err(Error::invalid(
+                    format!("a store in Redis cannot be spread over {value:?}"),
+                    "write spread=topics, or leave it out: then all of the store is in one slot",
+                ));
+            }
             _ => {
                 return Err(Error::invalid(
                     format!("the URL has the unknown parameter {key:?}"),
-                    "there are name and answer_ms",
+                    "there are name, answer_ms and spread",
                 ));
             }
         }
     }
-    Ok((name, Duration::from_millis(answer)))
+    Ok((name, Duration::from_millis(answer), spread))
 }
 
 fn checked_name(name: String) -> Result<String> {
@@ -157,13 +173,15 @@ mod tests {
         assert!(three.cluster && three.name == "tramline" && three.answer == Duration::from_secs(5));
         assert!(read("redis+cluster://a:1").unwrap().cluster);
         assert_eq!(read("redis://a?answer_ms=200").unwrap().answer, Duration::from_millis(200));
+        assert!(read("redis://a,b?spread=topics").unwrap().spread && !three.spread);
     }
 
     #[test]
     fn what_cannot_be_meant_is_refused() {
         let addresses =
             ["redis://", "http://a", "redis://a/x", "redis://a,b/1", "redis://a:0", "redis://a#x"];
-        let parameters = ["redis://a?name={}", "redis://a?nme=x", "redis://a?answer_ms=1"];
+        let parameters =
+            ["redis://a?name={}", "redis://a?nme=x", "redis://a?answer_ms=1", "redis://a?spread=keys"];
         for url in addresses.into_iter().chain(parameters) {
             assert!(read(url).is_err(), "{url}");
         }

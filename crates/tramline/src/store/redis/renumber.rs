@@ -1,15 +1,15 @@
 //! Numbers after a loss: those that were given by a server whose last moments another one does not know of are not given again.
 
 use super::connection::TRIES;
-use super::{RedisStore, opening};
+use super::{RedisStore, Role, opening};
 use crate::error::Result;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// How many numbers of a counter are left out at least: more than can be given in the moments that a fail-over loses. And how many at random
 /// beyond that, by a power of two: two fail-overs in a row that lose each other must not leave out the same ones.
 const LEAST: u64 = 1 << 24;
-const RANDOM: [(&str, u32); 5] =
-    [("topic", 24), ("subscription", 24), ("epoch", 24), ("tally", 32), ("chunk", 32)];
+const RANDOM: [(&str, u32); 6] =
+    [("topic", 24), ("subscription", 24), ("epoch", 24), ("tally", 32), ("chunk", 32), ("changes", 24)];
 const SLICES: u32 = 32;
 /// So often nothing goes wrong.
 const NEVER: u64 = u64::MAX;
@@ -39,7 +39,7 @@ impl RedisStore {
                 return Ok(breaks);
             }
             let (breaks, before) = (self.numbers.breaks(), self.assured.0.load(SeqCst));
-            let words = left_out(if before == NEVER { "" } else { "again" });
+            let words = left_out(if before == NEVER { "" } else { "again" }, self.role);
             let epoch = self.link.renumber(&self.key("meta"), &self.key("slices"), &words).await?;
             // Another server, or the same one after a new start, which may be set up in another way.
             if before != NEVER && epoch > self.numbers.epoch() {
@@ -60,9 +60,11 @@ impl RedisStore {
 }
 
 /// What the script takes.
-fn left_out(again: &str) -> Vec<String> {
+fn left_out(again: &str, role: Role) -> Vec<String> {
     let mut words = vec![again.to_owned(), random(62).to_string(), (LEAST + random(SLICES)).to_string()];
-    for (counter, bits) in RANDOM {
+    // Topics of a store that is spread are numbered closely, and each number is taken where the topic is.
+    let close = |counter: &str| role != Role::Whole && counter == "topic";
+    for (counter, bits) in RANDOM.into_iter().filter(|(counter, _)| !close(counter)) {
         words.extend([counter.to_owned(), (LEAST + random(bits)).to_string()]);
     }
     words

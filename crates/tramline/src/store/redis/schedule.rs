@@ -6,9 +6,10 @@ use super::pack::damaged;
 use super::session::{Session, hget};
 use super::tuple::{Columns as Tupled, Tuple};
 use crate::error::Result;
+use crate::model::id::EventId;
 use crate::model::schedule::StoredSchedule;
 use crate::plan::schedule::ScheduleRow;
-use crate::store::schedule::{self, Columns, Running, Sent, moved, unknown};
+use crate::store::schedule::{self, Columns, Run, Running, Sent, moved, unknown};
 use crate::store::verbs::{DeclareSchedules, Emission, ListSchedules, PutSchedule, Tick, Ticked};
 use serde::{Deserialize, Serialize};
 
@@ -92,9 +93,12 @@ pub(super) fn pause(session: &Session<'_>, name: &str, paused: bool) -> Result<S
 }
 
 pub(super) fn run(session: &Session<'_>, name: &str) -> Result<Emission> {
-    let found = columns(session, name)?.ok_or_else(|| unknown(name))?;
-    let running = schedule::asked(found, session.now)?;
-    emit_all(session, &running)?.emissions.pop().ok_or_else(|| unknown(name))
+    emit_all(session, &asked(session, name)?)?.emissions.pop().ok_or_else(|| unknown(name))
+}
+
+/// A schedule that runs because somebody asked for it.
+pub(super) fn asked(session: &Session<'_>, name: &str) -> Result<Running> {
+    schedule::asked(columns(session, name)?.ok_or_else(|| unknown(name))?, session.now)
 }
 
 /// When the next schedule is due.
@@ -104,6 +108,13 @@ pub(super) fn next(session: &Session<'_>) -> Result<Option<i64>> {
 }
 
 pub(super) fn tick(session: &Session<'_>, tick: Tick) -> Result<Ticked> {
+    let (running, more) = due(session, tick)?;
+    let sent = emit_all(session, &running)?;
+    Ok(sent.ticked(next(session)?, session.now, more))
+}
+
+/// The schedules that are due, and whether there may be more.
+pub(super) fn due(session: &Session<'_>, tick: Tick) -> Result<(Running, bool)> {
     let range = (Tuple::new().bytes(), Tuple::new().with(&[session.now.0.saturating_add(1)]).bytes());
     let due = session.range(&runs(session), range, tick.limit as usize)?;
     let due: Vec<String> = due
@@ -117,9 +128,8 @@ pub(super) fn tick(session: &Session<'_>, tick: Tick) -> Result<Ticked> {
     let found = load(session, &due)?;
     let full = found.len() as u64 >= u64::from(tick.limit);
     let running = schedule::due(found, session.now);
-    let sent = emit_all(session, &running)?;
     let more = (full && !running.rows.is_empty()) || running.more;
-    Ok(sent.ticked(next(session)?, session.now, more))
+    Ok((running, more))
 }
 
 /// Emits, and moves each schedule on.
@@ -129,20 +139,28 @@ fn emit_all(session: &Session<'_>, running: &Running) -> Result<Sent> {
         sent = Sent::new(emit::emit(session, &running.units())?)?;
     }
     for run in &running.rows {
-        let last_event = sent.last_of(run).map(|id| id.0);
-        let old = columns(session, &run.name)?.filter(|old| old.next_run.unwrap_or(0) == run.was);
-        let old = old.ok_or_else(|| moved(&run.name))?;
-        take_out(session, &old);
-        let new = Columns {
-            next_run: run.next_run.map(|time| time.0),
-            last_tick: run.last_tick.map(|time| time.0),
-            last_run: run.runs.last().map(|time| time.0).or(old.last_run),
-            last_event: last_event.or(old.last_event),
-            ..old
-        };
-        put_in(session, new);
+        let last_event = sent.last_of(run);
+        if !move_on(session, run, last_event)? {
+            return Err(moved(&run.name));
+        }
     }
     Ok(sent)
+}
+
+/// Moves a schedule on that has run. False if somebody else did, or it is gone.
+pub(super) fn move_on(session: &Session<'_>, run: &Run, last_event: Option<EventId>) -> Result<bool> {
+    let old = columns(session, &run.name)?.filter(|old| old.next_run.unwrap_or(0) == run.was);
+    let Some(old) = old else { return Ok(false) };
+    take_out(session, &old);
+    let new = Columns {
+        next_run: run.next_run.map(|time| time.0),
+        last_tick: run.last_tick.map(|time| time.0),
+        last_run: run.runs.last().map(|time| time.0).or(old.last_run),
+        last_event: last_event.map(|id| id.0).or(old.last_event),
+        ..old
+    };
+    put_in(session, new);
+    Ok(true)
 }
 
 fn find(session: &Session<'_>, name: &str) -> Result<Option<ScheduleRow>> {

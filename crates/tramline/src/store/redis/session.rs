@@ -21,7 +21,7 @@ pub(super) use writes::Writes;
 use super::link::Command;
 use super::pack::damaged;
 use super::tally::ack::events_ended;
-use super::{catalog, drops, unpark};
+use super::{RedisStore, Role, catalog, drops, unpark};
 use crate::error::{Error, Result};
 use crate::model::dropped::DropReason;
 use crate::model::id::{ChunkId, SubscriptionId, TallyId};
@@ -42,6 +42,7 @@ pub(super) type Seen = HashMap<Command, (Value, Vec<u8>)>;
 /// One step.
 pub(super) struct Session<'a> {
     pub(super) now: Time,
+    pub(super) role: Role,
     name: &'a str,
     seen: &'a Seen,
     catalog: RefCell<Arc<Catalog>>,
@@ -70,7 +71,7 @@ pub(super) struct Left {
 
 impl<'a> Session<'a> {
     pub(super) fn new(
-        name: &'a str,
+        store: &'a RedisStore,
         now: Time,
         seen: &'a Seen,
         catalog: Arc<Catalog>,
@@ -78,7 +79,8 @@ impl<'a> Session<'a> {
     ) -> Session<'a> {
         Session {
             now,
-            name,
+            role: store.role,
+            name: &store.options.name,
             seen,
             catalog: RefCell::new(catalog),
             missing: RefCell::default(),

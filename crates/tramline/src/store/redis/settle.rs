@@ -58,6 +58,15 @@ impl RedisStore {
         Ok(answer)
     }
 
+    /// Finds out whether a settlement would be refused. Nothing is written.
+    pub(super) async fn check_settle(&self, given: &Settle) -> Result<()> {
+        let is_plain = |result: &SettleSlice| result.is_all_done() || !result.lease.is_ordered();
+        if given.results.iter().all(is_plain) {
+            return Ok(());
+        }
+        self.read(given.now, |session: &Session<'_>| settle(session, given)).await.map(drop)
+    }
+
     async fn settle_some(&self, given: &Settle) -> Result<Settled> {
         if let Some(settled) = self.settle_at_once(given).await? {
             return Ok(settled);
@@ -93,7 +102,7 @@ impl RedisStore {
 
 impl Settle {
     /// The same for some of its results.
-    fn some(&self, places: impl Iterator<Item = usize>) -> Settle {
+    pub(super) fn some(&self, places: impl Iterator<Item = usize>) -> Settle {
         Settle {
             results: places.map(|at| self.results[at].clone()).collect(),
             subscription: self.subscription,

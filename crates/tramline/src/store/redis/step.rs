@@ -3,7 +3,8 @@
 use super::RedisStore;
 use super::link::{Command, Commit, Ended, Link, Micros};
 use super::session::{Draws, Seen, Session, Writes, hget, is_blob, is_checked, key};
-use super::{catalog, connection};
+use super::spread::owed;
+use super::{Role, catalog, connection};
 use crate::error::{Error, Result};
 use crate::model::time::Time;
 use crate::store::catalog::Catalog;
@@ -173,7 +174,7 @@ impl RedisStore {
         let draws = Draws::new(&self.numbers);
         for trips in 0..TRIPS {
             let session =
-                Session::new(&self.options.name, now.unwrap_or(time), &seen, catalog.clone(), &draws);
+                Session::new(self, now.unwrap_or(time), &seen, catalog.clone(), &draws);
             let result = step(&session).and_then(|value| session.finish().map(|_| value));
             let left = session.leave();
             if !left.missing.is_empty() {
@@ -219,6 +220,7 @@ impl RedisStore {
         breaks: u64,
         said: Option<(String, &str)>,
     ) -> Result<Ended> {
+        let owes = self.role == Role::Site && writes.adds_to(&owed::table(&self.options.name));
         let (name, when_full) = match kind {
             Step::Read => (&[][..], true),
             Step::Add(name) => (name, false),
@@ -235,14 +237,18 @@ impl RedisStore {
             .extend(said.map(|(channel, hint)| ["PUBLISH", &channel, hint].map(|word| word.into()).to_vec()));
         let (reads, writes) = (&reads[..], &writes[..]);
         let commit = Commit { name, turn: &turn, meta: &meta, when_full, breaks, reads, writes };
-        self.link.commit(&commit).await
+        let ended = self.link.commit(&commit).await;
+        if owes {
+            self.owes.store(true, SeqCst);
+        }
+        ended
     }
 
     /// What a step reads first, found out by running it on nothing: so that is read together with the time and the catalogue.
     fn first_reads<T>(&self, now: Option<Time>, step: &impl Fn(&Session<'_>) -> Result<T>) -> Vec<Command> {
         let (seen, draws) = (Seen::new(), Draws::new(&self.numbers));
         let now = now.unwrap_or_default();
-        let session = Session::new(&self.options.name, now, &seen, self.cache.get(), &draws);
+        let session = Session::new(self, now, &seen, self.cache.get(), &draws);
         // It ends at the first thing that it has to know, or because there is nothing to do.
         drop(step(&session));
         session.leave().missing
@@ -263,7 +269,7 @@ impl RedisStore {
         }
         self.read_catalog(seen).await?;
         let draws = Draws::new(&self.numbers);
-        let session = Session::new(&self.options.name, now, seen, Arc::default(), &draws);
+        let session = Session::new(self, now, seen, Arc::default(), &draws);
         let fresh = Arc::new(session.loosely(|| catalog::load(&session))?);
         self.cache.set(fresh.clone());
         // The version alone says whether the rest is still so.

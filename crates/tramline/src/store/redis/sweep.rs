@@ -11,7 +11,7 @@ use super::rows::{
 };
 use super::session::Session;
 use super::tuple::Tuple;
-use super::{RedisStore, drops, erase, limit, mend, remote, rules, unique};
+use super::{RedisStore, Role, drops, erase, limit, mend, remote, rules, unique};
 use crate::error::Result;
 use crate::model::id::{ChunkId, Incarnation, SubscriptionId, TopicId};
 use crate::model::lane::Lane;
@@ -33,7 +33,7 @@ const AUDIT_KEPT: i64 = 10_000;
 const STEP: u32 = 100;
 
 /// A sign of life, after what a former self held was set free.
-fn beat(session: &Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
+pub(super) fn beat(session: &Session<'_>, beat: &Beat) -> Result<Vec<Worker>> {
     let field = beat.incarnation.to_string();
     if beat.leaving {
         session.remove(workers_key(session), field);
@@ -99,10 +99,28 @@ impl RedisStore {
             let worker = workers(session)?.into_iter().find(|worker| worker.incarnation == owner);
             Ok(worker.is_some_and(|worker| is_dead(&worker, session.now)))
         };
-        let mut woken = BTreeSet::new();
         if !self.read(now, still).await? {
             return Ok(None);
         }
+        let woken = self.end_leases_of(now, owner, still).await?;
+        let end = |session: &Session<'_>| {
+            if still(session)? {
+                session.remove(workers_key(session), owner.to_string());
+            }
+            Ok(())
+        };
+        self.write(now, end).await?;
+        Ok(Some(woken))
+    }
+
+    /// What a worker holds ends now, some at a time, as long as that is still right. Gives the subscriptions that have work again.
+    pub(super) async fn end_leases_of(
+        &self,
+        now: Option<Time>,
+        owner: Incarnation,
+        still: impl Fn(&Session<'_>) -> Result<bool>,
+    ) -> Result<BTreeSet<SubscriptionId>> {
+        let mut woken = BTreeSet::new();
         for subscription in self.read(now, |session| Ok(session.catalog().subscriptions().to_vec())).await? {
             let id = subscription.id;
             for state in [State::Leased, State::Consumed] {
@@ -125,24 +143,13 @@ impl RedisStore {
                 woken.insert(id);
             }
         }
-        let end = |session: &Session<'_>| {
-            if still(session)? {
-                session.remove(workers_key(session), owner.to_string());
-            }
-            Ok(())
-        };
-        self.write(now, end).await?;
-        Ok(Some(woken))
+        Ok(woken)
     }
 
     /// Ends what workers held that were silent for too long.
     pub(super) async fn bury_silent(&self, given: &Bury) -> Result<Buried> {
         let is_dead = |worker: &Worker, now: Time| worker.beat_at <= now.before(given.dead_after);
-        let silent = |session: &Session<'_>| {
-            let known = workers(session)?.into_iter();
-            Ok(known.filter(|worker| is_dead(worker, session.now)).collect::<Vec<_>>())
-        };
-        let dead = self.read(given.now, silent).await?;
+        let dead = self.silent(given).await?;
         let (mut workers, mut wake) = (0, BTreeSet::new());
         for worker in dead.iter().take(given.limit as usize) {
             if let Some(woken) = self.bury(given.now, worker.incarnation, is_dead).await? {
@@ -154,6 +161,16 @@ impl RedisStore {
         Ok(Buried { workers, wake: wake.into_iter().collect(), more })
     }
 
+    /// Workers that were silent for too long.
+    pub(super) async fn silent(&self, given: &Bury) -> Result<Vec<Worker>> {
+        let silent = |session: &Session<'_>| {
+            let mut known = workers(session)?;
+            known.retain(|worker| worker.beat_at <= session.now.before(given.dead_after));
+            Ok(known)
+        };
+        self.read(given.now, silent).await
+    }
+
     pub(super) async fn sweep_all(&self, sweep: &Sweep) -> Result<Swept> {
         let now = sweep.now;
         let mut swept = Swept::default();
@@ -163,22 +180,34 @@ impl RedisStore {
             (swept.workers, swept.more) = (buried.workers, buried.more);
             wake.extend(buried.wake);
         }
-        for (id, interrupted) in self.interrupt(now).await? {
-            swept.more |= interrupted.more;
-            wake.extend(Some(id).filter(|_| interrupted.some));
+        // At home there are no events.
+        if self.role != Role::Home {
+            swept.more |= self.sweep_work(sweep, &mut wake).await?;
         }
-        for subscription in self.read(now, |session| Ok(session.catalog().subscriptions().to_vec())).await? {
-            swept.more |= self.bury_and_disperse(now, &subscription, sweep.limit, &mut wake).await?;
-        }
-        wake.extend(self.read(now, backfills).await?);
         swept.wake = wake.into_iter().collect();
         // First what was deleted: it may be all that keeps chunks past their retention.
         swept.more |= self.in_steps(now, sweep.limit, erase::erase).await?;
-        swept.more |= self.retire(now, sweep.limit, &mut swept.chunks).await?;
+        if self.role != Role::Home {
+            swept.more |= self.retire(now, sweep.limit, &mut swept.chunks).await?;
+        }
         swept.more |= self.in_steps(now, sweep.limit, expire_keys).await?;
         swept.more |= self.in_steps(now, sweep.limit, unique::expire).await?;
         swept.more |= self.expire_entries(now, sweep.limit.min(STEP) as usize).await?;
         Ok(swept)
+    }
+
+    /// Work that ends or goes on by itself. True if there may be more.
+    async fn sweep_work(&self, sweep: &Sweep, wake: &mut BTreeSet<SubscriptionId>) -> Result<bool> {
+        let (now, mut more) = (sweep.now, false);
+        for (id, interrupted) in self.interrupt(now).await? {
+            more |= interrupted.more;
+            wake.extend(Some(id).filter(|_| interrupted.some));
+        }
+        for subscription in self.read(now, |session| Ok(session.catalog().subscriptions().to_vec())).await? {
+            more |= self.bury_and_disperse(now, &subscription, sweep.limit, wake).await?;
+        }
+        wake.extend(self.read(now, backfills).await?);
+        Ok(more)
     }
 
     /// Rules that have ended, workers that were not seen for long, old records: subscription by subscription, some at a time. True if

@@ -63,9 +63,7 @@ impl Bed {
     pub(crate) async fn twin(&self) -> Bed {
         let store = match self.fresh.place {
             Place::SqliteMemory => self.store.clone(),
-            Place::SqliteFile | Place::Postgres | Place::Mysql | Place::Redis | Place::RedisCluster => {
-                tramline::store::open(&self.fresh.url).await.unwrap()
-            }
+            _ => tramline::store::open(&self.fresh.url).await.unwrap(),
         };
         Bed { store, ..self.clone() }
     }
@@ -73,6 +71,11 @@ impl Bed {
     /// Whether claims can stand in this store.
     pub(crate) fn keeps_claims(&self) -> bool {
         matches!(self.fresh.place, Place::SqliteFile | Place::SqliteMemory)
+    }
+
+    /// Whether each topic is somewhere else. Then nothing is about several topics at one moment: what would have to be is refused.
+    pub(crate) fn is_spread(&self) -> bool {
+        matches!(self.fresh.place, Place::RedisSpread)
     }
 
     pub(crate) fn time(&self) -> Time {
@@ -307,7 +310,7 @@ impl Bed {
     /// Changes the tables behind the store's back, with a statement that all databases know. False if that cannot be done.
     pub(crate) async fn spoil(&self, sql: &str) -> bool {
         match self.fresh.place {
-            Place::SqliteMemory | Place::Redis | Place::RedisCluster => return false,
+            Place::SqliteMemory | Place::Redis | Place::RedisCluster | Place::RedisSpread => return false,
             Place::SqliteFile => {
                 let path = self.fresh.url.trim_start_matches("sqlite://");
                 rusqlite::Connection::open(path).unwrap().execute(sql, []).unwrap();

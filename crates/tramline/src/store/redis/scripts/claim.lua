@@ -19,6 +19,22 @@ local function column(tuple, at)
     return value, last + 1
 end
 
+-- A number in a tuple in decimal digits. Above 2^53 Lua would lose its last bits: there it is converted in pieces of seven digits.
+local function name(tuple, at, value)
+    if value < 9007199254740992 then return string.format('%.0f', value) end
+    local pieces, digits = {0, 0, 0}, ''
+    for i = at + 1, at + byte(tuple, at) - 128 do
+        local carry = byte(tuple, i)
+        for piece = 1, 3 do
+            carry = pieces[piece] * 256 + carry
+            pieces[piece] = carry % 10000000
+            carry = floor(carry / 10000000)
+        end
+    end
+    for piece = 3, 1, -1 do digits = digits .. string.format('%07.0f', pieces[piece]) end
+    return (string.gsub(digits, '^0+', ''))
+end
+
 local function tuple(value)
     local bytes = ''
     while value > 0 do
@@ -116,7 +132,7 @@ local function take(member, pos_at, pos_end)
     local chunk, at = column(member, pos_end)
     local slice, load = column(member, at)
     local count = column(member, load)
-    local chunk_name, field = string.format('%.0f', chunk), string.format('%.0f', slice)
+    local chunk_name, field = name(member, pos_end, chunk), string.format('%.0f', slice)
     local key = prefix .. 's:' .. chunk_name
     local row = redis.call('HGET', key, field)
     if not row then return false end

@@ -32,6 +32,11 @@ impl Writes {
         values.collect()
     }
 
+    /// True if an index gets a member.
+    pub(in crate::store::redis) fn adds_to(&self, index: &[u8]) -> bool {
+        self.members.get(index).is_some_and(|members| members.values().any(|there| *there))
+    }
+
     /// What a field of a hash becomes, if it is written.
     pub(in crate::store::redis) fn field(&self, key: &[u8], field: &[u8]) -> Option<&[u8]> {
         self.fields.get(key)?.get(field)?.as_deref()

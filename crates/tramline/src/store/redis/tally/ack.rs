@@ -6,8 +6,10 @@ use crate::model::id::TallyId;
 use crate::model::tally::Ack;
 use crate::model::tally::part::{Part, PartId};
 use crate::plan::tally::{Acks, gather};
+use crate::store::redis::Role;
 use crate::store::redis::rows::{expect_chunks, one_chunk};
 use crate::store::redis::session::Session;
+use crate::store::redis::spread::owed::owe;
 use crate::store::tally::Ended;
 use crate::store::verbs_tally::{AckItems, AckedItems, CompletedTally};
 use std::collections::{BTreeMap, HashMap};
@@ -26,11 +28,15 @@ pub(in crate::store::redis) fn events_ended(session: &Session<'_>, ended: &[Ende
             items.extend(row.items(*subscription, *mask)?.into_iter().map(|item| (item, *ending)));
         }
     }
-    Ok(end(session, &gather(items), true, 0)?.news)
+    let acks = gather(items);
+    if session.role == Role::Site {
+        return owe(session, &acks).map(|()| Vec::new());
+    }
+    Ok(end(session, &acks, true, 0)?.news)
 }
 
 /// Ends items. With `amend`, failed ones become done.
-pub(super) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> Result<AckedItems> {
+pub(in crate::store::redis) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> Result<AckedItems> {
     let acks = Acks::new(acks, amend);
     rows::expect(session, acks.tallies().into_iter())?;
     let mut standings = HashMap::new();

@@ -5,14 +5,40 @@ use crate::error::{Kind, Result};
 use crate::model::event::Event;
 use crate::model::id::SubscriptionId;
 use crate::model::tally::Ack;
+use crate::model::tally::news::Outgoing;
 use crate::store::redis::emit;
 use crate::store::redis::session::Session;
+use crate::store::verbs::Emission;
 use crate::store::verbs_tally::{Deliver, Delivered};
 use std::collections::BTreeSet;
 
 pub(in crate::store::redis) fn deliver(session: &Session<'_>, deliver: Deliver) -> Result<Delivered> {
+    let due = due(session, deliver)?;
+    let answers = match &due.events[..] {
+        [] => Vec::new(),
+        _ => emit::emit(session, &due.units())?,
+    };
+    let delivered = take_out(session, deliver, &due)?;
+    Ok(Delivered { wake: wake(answers)?, ..delivered })
+}
+
+/// What is to be told now.
+pub(in crate::store::redis) struct Due {
+    waiting: Vec<(Vec<u8>, Outgoing)>,
+    pub(in crate::store::redis) events: Vec<Event>,
+    acks: Vec<Ack>,
+}
+
+impl Due {
+    /// Each event for itself.
+    pub(in crate::store::redis) fn units(&self) -> Vec<Vec<Event>> {
+        self.events.iter().map(|event| vec![event.clone()]).collect()
+    }
+}
+
+/// The first news, as events, and as what parents have to hear.
+pub(in crate::store::redis) fn due(session: &Session<'_>, deliver: Deliver) -> Result<Due> {
     let waiting = outbox::waiting(session, deliver.limit)?;
-    let mut delivered = Delivered { count: waiting.len() as u64, ..Delivered::default() };
     let (mut events, mut acks): (Vec<Event>, Vec<Ack>) = (Vec::new(), Vec::new());
     for (_, out) in &waiting {
         match out.news.for_parent() {
@@ -31,25 +57,37 @@ pub(in crate::store::redis) fn deliver(session: &Session<'_>, deliver: Deliver) 
             }
         }
     }
-    for (member, out) in waiting {
-        outbox::take_out(session, member, out.tally);
-    }
-    delivered.wake = emit_all(session, events)?;
-    let acked = ack::end(session, &acks, false, 0)?;
-    delivered.completed = acked.completed.into_iter().map(|completed| completed.id).collect();
-    delivered.more = delivered.count >= u64::from(deliver.limit) || !acked.news.is_empty();
-    Ok(delivered)
+    Ok(Due { waiting, events, acks })
 }
 
-/// Emits each event for itself. One that is refused will never be taken: its key was used by somebody else.
-fn emit_all(session: &Session<'_>, events: Vec<Event>) -> Result<Vec<SubscriptionId>> {
-    let mut wake = BTreeSet::new();
-    if events.is_empty() {
-        return Ok(Vec::new());
+/// News leave the outbox, and parents hear of their items. What somebody else has taken out meanwhile is not counted.
+pub(in crate::store::redis) fn take_out(
+    session: &Session<'_>,
+    deliver: Deliver,
+    due: &Due,
+) -> Result<Delivered> {
+    let still: BTreeSet<Vec<u8>> =
+        outbox::waiting(session, deliver.limit)?.into_iter().map(|(member, _)| member).collect();
+    let mut count = 0;
+    for (member, out) in due.waiting.iter().filter(|(member, _)| still.contains(member)) {
+        outbox::take_out(session, member.clone(), out.tally);
+        count += 1;
     }
-    let units: Vec<Vec<Event>> = events.into_iter().map(|event| vec![event]).collect();
-    for emission in emit::emit(session, &units)? {
-        match emission {
+    let acked = ack::end(session, &due.acks, false, 0)?;
+    Ok(Delivered {
+        count,
+        wake: Vec::new(),
+        completed: acked.completed.into_iter().map(|completed| completed.id).collect(),
+        more: due.waiting.len() >= deliver.limit as usize || !acked.news.is_empty(),
+    })
+}
+
+/// Who has work because of events that were emitted each for itself. One that is refused will never be taken: its key was used by
+/// somebody else.
+pub(in crate::store::redis) fn wake(answers: Vec<Result<Emission>>) -> Result<Vec<SubscriptionId>> {
+    let mut wake = BTreeSet::new();
+    for answer in answers {
+        match answer {
             Ok(emission) => wake.extend(emission.wake),
             Err(error) if error.kind() == Kind::Unavailable => return Err(error),
             Err(error) => tracing::error!(error = %error, "the event of a tally was refused and is lost"),

@@ -4,6 +4,7 @@ use super::{extents, parts, rows};
 use crate::error::Result;
 use crate::model::event::Event;
 use crate::plan::tally::{Placement, origins, place as plan_place, wanted};
+use crate::store::redis::Role;
 use crate::store::redis::session::Session;
 use crate::store::tally::Of;
 use std::collections::BTreeMap;
@@ -11,7 +12,8 @@ use std::collections::BTreeMap;
 /// Adds an item for each event that shall be one, and numbers it. Gives the units that cannot be stored.
 pub(in crate::store::redis) fn place(session: &Session<'_>, units: &mut [Vec<Event>]) -> Result<Placement> {
     let wanted = wanted(units);
-    if wanted.is_empty() {
+    // Where a store is spread its tallies are elsewhere, and what comes here has its items.
+    if wanted.is_empty() || session.role == Role::Site {
         return Ok(Placement::default());
     }
     rows::expect(session, wanted.iter().copied())?;

@@ -1,0 +1,68 @@
+//! Replay, drop, resend, and the release of parked keys, site by site.
+
+use super::SpreadStore;
+use super::leases::ids_by_topic;
+use super::sites::topic_of;
+use crate::error::Result;
+use crate::model::id::{SubscriptionId, TopicId};
+use crate::store::Store;
+use crate::store::verbs::{ReleaseParked, Resend, Revive, Revived, Which};
+
+impl SpreadStore {
+    /// One step, at one site; where the next one goes on tells at which.
+    pub(super) async fn revive_step(&self, revive: Revive) -> Result<Revived> {
+        let mut pages = self.pages(revive.subscription, revive.after).await?;
+        if let Which::Ids(ids) = &revive.which {
+            pages.retain(|(topic, _)| ids.iter().any(|id| topic_of(id.chunk()) == *topic));
+        }
+        let mut pages = pages.into_iter();
+        let Some((topic, after)) = pages.next() else {
+            return Ok(Revived { now: self.home.now().await?, ..Revived::default() });
+        };
+        let which = match &revive.which {
+            Which::Ids(ids) => Which::Ids(ids_by_topic(ids).remove(&topic).unwrap_or_default()),
+            all => all.clone(),
+        };
+        let now = revive.now;
+        let revived = self.site(topic).revive(Revive { which, after, ..revive }).await;
+        self.pay(topic, now).await;
+        let mut revived = revived?;
+        revived.next = revived.next.or(pages.next().map(|(_, after)| after));
+        Ok(revived)
+    }
+
+    pub(super) async fn resend_at_all(&self, resend: &Resend) -> Result<u64> {
+        let topics = self.topics_now(resend.subscription).await?;
+        let some = ids_by_topic(&resend.ids).into_iter().filter(|(topic, _)| topics.contains(topic));
+        let mut count = 0;
+        for (topic, ids) in some {
+            count += self.site(topic).resend(Resend { ids, ..resend.clone() }).await?;
+        }
+        Ok(count)
+    }
+
+    pub(super) async fn release_parked_at_all(&self, release: &ReleaseParked) -> Result<u64> {
+        let mut count = 0;
+        for topic in self.topics_now(release.subscription).await? {
+            let keys = self.keys_at(topic, release);
+            if keys.is_empty() && !release.keys.is_empty() {
+                continue;
+            }
+            let released = self.site(topic).release_parked(ReleaseParked { keys, ..release.clone() }).await;
+            self.pay(topic, release.now).await;
+            count += released?;
+        }
+        Ok(count)
+    }
+
+    fn keys_at(&self, topic: TopicId, release: &ReleaseParked) -> Vec<(String, String)> {
+        let name = self.home.cache.get().topic_name(topic);
+        release.keys.iter().filter(|(topic, _)| **topic == *name).cloned().collect()
+    }
+
+    /// True while some site has more to write into a new subscription.
+    pub(super) async fn backfill_all(&self, id: SubscriptionId) -> Result<bool> {
+        let some = |topic| async move { self.site(topic).backfill(id).await };
+        Ok(self.each(self.topics_now(id).await?, some).await?.contains(&true))
+    }
+}

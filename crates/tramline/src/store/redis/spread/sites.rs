@@ -1,0 +1,157 @@
+//! The slots of topics. A topic's number is that of its slot, and begins the numbers of its chunks, so every event tells where it is.
+
+use super::{SpreadStore, copies};
+use crate::error::{Error, Result};
+use crate::model::id::{ChunkId, EventId, TopicId};
+use crate::model::lease::Lease;
+use crate::model::mask::Mask;
+use crate::model::subscription::{Topic, TopicSettings};
+use crate::model::time::Time;
+use crate::store::redis::options::RedisOptions;
+use crate::store::redis::session::Session;
+use crate::store::redis::{RedisStore, Role, catalog, opening};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How many bits of the number of a chunk count the chunks of its topic, and how many topics there can be with what is left.
+const CHUNK_BITS: u32 = 40;
+const MOST_TOPICS: i64 = (1 << 17) - 1;
+/// How often a number for a new topic is drawn until one is free: only what a fail-over has forgotten can be in the way.
+const DRAWS: u32 = 100;
+
+/// The sites that this process has met.
+#[derive(Debug, Default)]
+pub(super) struct Sites(Mutex<HashMap<TopicId, Arc<RedisStore>>>);
+
+impl Sites {
+    fn known(&self) -> MutexGuard<'_, HashMap<TopicId, Arc<RedisStore>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what was remembered of a site.
+    pub(super) fn forget(&self, topic: TopicId) {
+        self.known().remove(&topic);
+    }
+}
+
+/// The topic of a chunk.
+pub(super) fn topic_of(chunk: ChunkId) -> TopicId {
+    TopicId(chunk.0 >> CHUNK_BITS)
+}
+
+/// The topic of what is leased.
+pub(super) fn topic_leased(lease: &Lease) -> TopicId {
+    topic_of(lease.chunk)
+}
+
+/// The number before all that are given in the site of a topic.
+fn base(topic: TopicId) -> i64 {
+    topic.0 << CHUNK_BITS
+}
+
+/// The number of no event, before those of all events of a topic.
+pub(super) fn before(topic: TopicId) -> EventId {
+    EventId::at(ChunkId(base(topic)), Mask::CAPACITY - 1)
+}
+
+impl SpreadStore {
+    /// The site of a topic.
+    pub(super) fn site(&self, topic: TopicId) -> Arc<RedisStore> {
+        let open = || {
+            let name = format!("{}/{topic}", self.options().name);
+            let options = RedisOptions { name, ..self.options().clone() };
+            Arc::new(RedisStore::over(self.home.link.clone(), Role::Site, options))
+        };
+        self.sites.known().entry(topic).or_insert_with(open).clone()
+    }
+
+    /// Makes a topic, and its slot before anybody knows of it.
+    pub(super) async fn create_topic(
+        &self,
+        name: &str,
+        settings: &TopicSettings,
+        now: Option<Time>,
+    ) -> Result<Topic> {
+        crate::model::name::check("topic", name)?;
+        settings.check()?;
+        let id = self.draw_topic(now).await?;
+        let insert = |session: &Session<'_>| {
+            if let Some(there) = session.catalog().topic(name) {
+                return Ok(there.clone());
+            }
+            let topic = catalog::insert_topic(session, id, name, settings)?;
+            catalog::changed(session)?;
+            copies::mark(session, [id])?;
+            Ok(topic)
+        };
+        let topic = self.home.write(now, insert).await?;
+        self.bring_up(topic.id).await?;
+        if topic.id != id {
+            self.leave(id).await?;
+        }
+        Ok(topic)
+    }
+
+    /// A number for a new topic, of which the slot is free and taken now.
+    async fn draw_topic(&self, now: Option<Time>) -> Result<TopicId> {
+        for _ in 0..DRAWS {
+            let id = TopicId(self.home.add(now, |session| session.draw("topic", 1)).await?);
+            if id.0 > MOST_TOPICS {
+                return Err(Error::conflict(
+                    format!("a store that is spread numbers {MOST_TOPICS} topics in its life"),
+                    "use topics that are there, or a new store under another name",
+                ));
+            }
+            if self.site(id).add(now, |session| take(session, id)).await? {
+                return Ok(id);
+            }
+        }
+        Err(Error::unavailable("the slots of new topics are taken", "try again"))
+    }
+
+    /// Removes the last of a site in which nothing is left.
+    pub(super) async fn leave(&self, topic: TopicId) -> Result<()> {
+        self.site(topic).write(None, vacate).await?;
+        self.sites.forget(topic);
+        Ok(())
+    }
+}
+
+/// Begins to number what is in the slot. False if the slot is taken.
+fn take(session: &Session<'_>, topic: TopicId) -> Result<bool> {
+    let meta = session.key("meta");
+    if session.get(&meta, b"layout")?.is_some() {
+        return Ok(false);
+    }
+    opening::mark(session)?;
+    for counter in ["chunk", "drop"] {
+        session.put(meta.clone(), counter, base(topic).to_string().into_bytes());
+    }
+    Ok(true)
+}
+
+/// What a site has however little is in it.
+fn vacate(session: &Session<'_>) -> Result<()> {
+    for what in ["meta", "slices", "size", "totals", "once", "unique", "deleted"] {
+        session.forget(session.key(what));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_a_topic_tells_the_topic() {
+        for topic in [TopicId(1), TopicId(2), TopicId(MOST_TOPICS)] {
+            let last = ChunkId(base(topic) + (1 << CHUNK_BITS) - 1);
+            assert_eq!(topic_of(ChunkId(base(topic) + 1)), topic);
+            assert_eq!(topic_of(last), topic);
+            let event = EventId::at(last, Mask::CAPACITY - 1);
+            assert_eq!(topic_of(event.chunk()), topic);
+            assert!(before(topic) < EventId::at(ChunkId(base(topic) + 1), 0) && before(topic) < event);
+            assert_eq!(topic_of(before(topic).chunk()), topic);
+        }
+    }
+}
