@@ -125,3 +125,8 @@ async fn an_idle_node_on_redis_sends_nothing_but_heartbeats_and_slow_polls() {
 async fn an_idle_node_on_a_cluster_sends_nothing_but_heartbeats_and_slow_polls() {
     nothing_but_heartbeats_and_slow_polls(Place::RedisCluster, 0).await;
 }
+
+#[tokio::test]
+async fn an_idle_node_on_a_store_that_is_spread_sends_nothing_but_heartbeats_and_slow_polls() {
+    nothing_but_heartbeats_and_slow_polls(Place::RedisSpread, 0).await;
+}

@@ -16,13 +16,14 @@ use tracing_subscriber::prelude::*;
 use tramline::{Batch, Context, Event, Options, OtelTraces, Outcome, Retry, RuleKind, StoredEvent, Tramline};
 
 const CONTEXT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-const PLACES: [Place; 6] = [
+const PLACES: [Place; 7] = [
     Place::SqliteMemory,
     Place::SqliteFile,
     Place::Postgres,
     Place::Mysql,
     Place::Redis,
     Place::RedisCluster,
+    Place::RedisSpread,
 ];
 const UNRECORDED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 

@@ -63,6 +63,12 @@ async fn two_nodes_on_a_redis_cluster_survive_kills_of_one_under_load() {
     survive(10, two_nodes(&place)).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_on_a_store_that_is_spread_survive_kills_of_one_under_load() {
+    let place = Place::redis_spread();
+    survive(10, two_nodes(&place)).await;
+}
+
 fn two_nodes(place: &Place) -> Vec<Node> {
     vec![place.node(), place.node()]
 }

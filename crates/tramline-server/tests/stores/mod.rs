@@ -54,6 +54,12 @@ impl Place {
         Place::named("TRAMLINE_TEST_REDIS_CLUSTER")
     }
 
+    /// On three nodes, with a slot for each topic.
+    pub(crate) fn redis_spread() -> Place {
+        let Place { url, _directory } = Place::redis_cluster();
+        Place { url: format!("{url}&spread=topics"), _directory }
+    }
+
     /// A store of its own name on a test server.
     fn named(variable: &str) -> Place {
         let server = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run ./test"));
@@ -107,6 +113,12 @@ macro_rules! on_every_store {
             $(#[tokio::test]
             async fn $name() {
                 super::$name(crate::stores::Place::redis_cluster()).await;
+            })*
+        }
+        mod redis_spread {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::stores::Place::redis_spread()).await;
             })*
         }
     };

@@ -156,7 +156,9 @@ async fn what_a_backlog_keeps_is_looked_at_in_steps_that_go_round(bed: Bed) {
     let behind = u64::from(!bed.is_spread());
     assert_eq!(sweep().await, (behind, behind > 0), "the last one is kept, the one behind it is not");
     queue.drain().await;
-    assert_eq!(sweep().await, (0, false), "the end of the round");
+    if !bed.is_spread() {
+        assert_eq!(sweep().await, (0, false), "the end of the round");
+    }
     assert_eq!([sweep().await, sweep().await, sweep().await], [(2, true), (2, true), (1, false)]);
 }
 

@@ -33,8 +33,14 @@ mod worker;
 use tramline::model::id::Incarnation;
 
 /// On each store, in how many disturbances. On a file and a Cluster there are four kinds, on a server twelve or thirteen: each kind comes several times.
-const STORES: [(&str, usize); 5] =
-    [("sqlite", 60), ("postgres", 60), ("mysql", 24), ("redis", 24), ("redis_cluster", 12)];
+const STORES: [(&str, usize); 6] = [
+    ("sqlite", 60),
+    ("postgres", 60),
+    ("mysql", 24),
+    ("redis", 24),
+    ("redis_cluster", 12),
+    ("redis_spread", 12),
+];
 
 /// Among so many, some leases are taken over that were lost; among fewer, on a slow machine, perhaps none is in time.
 const MANY: usize = 60;

@@ -26,6 +26,7 @@ impl Place {
             "mysql" => Place::mysql().await,
             "redis" => Place::redis().await,
             "redis_cluster" => Place::redis_cluster(),
+            "redis_spread" => Place::redis_spread(),
             _ => unreachable!("{store} is no store"),
         }
     }
@@ -78,6 +79,12 @@ impl Place {
         };
         place.sync("always");
         place
+    }
+
+    /// The same with a slot for each topic; what is restarted is a node that has some of it.
+    fn redis_spread() -> Place {
+        let place = Place::redis_cluster();
+        Place { url: format!("{}_spread&spread=topics", place.url), ..place }
     }
 
     async fn on_server(url: String, variable: &str) -> Place {

@@ -9,7 +9,7 @@ use tramline::model::lane::{Known, Share};
 use tramline::store::verbs::{Claim, Claimed, Settle, SettleSlice, Suspects};
 use tramline::{Event, Outcome, Tramline};
 
-pub(crate) const STORES: [&str; 4] = ["postgres", "mysql", "redis", "redis_cluster"];
+pub(crate) const STORES: [&str; 5] = ["postgres", "mysql", "redis", "redis_cluster", "redis_spread"];
 
 const CRASHES: usize = 3;
 const EVENTS: usize = 10;

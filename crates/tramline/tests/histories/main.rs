@@ -64,6 +64,11 @@ fn redis_cluster() {
     run::<RedisCluster>(20);
 }
 
+#[test]
+fn redis_spread() {
+    run::<RedisSpread>(50);
+}
+
 /// Where histories are run.
 trait On {
     const PLACE: Place;
@@ -77,7 +82,7 @@ macro_rules! on {
         }
     )*};
 }
-on!(SqliteFile, SqliteMemory, Postgres, Mysql, Redis, RedisCluster);
+on!(SqliteFile, SqliteMemory, Postgres, Mysql, Redis, RedisCluster, RedisSpread);
 
 fn run<P: On>(histories: u32) {
     let scale: f64 = std::env::var("TRAMLINE_HISTORIES").map_or(1.0, |scale| scale.parse().unwrap());

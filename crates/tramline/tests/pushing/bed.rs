@@ -52,6 +52,11 @@ macro_rules! on_every_store {
             async fn redis_cluster() {
                 test(Bed::open(Place::RedisCluster).await).await;
             }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn redis_spread() {
+                test(Bed::open(Place::RedisSpread).await).await;
+            }
         }
     )*};
 }
@@ -156,7 +161,13 @@ impl Bed {
 
     pub(crate) async fn subscribe_with(&self, policy: Policy) {
         let policy = Policy { retry: Push::retry(), ..policy };
-        self.tram.put_subscription("s", &["t", "u"], policy, Start::Now).await.unwrap();
+        let topics = if policy.ordering == Ordering::Subscriber { self.line() } else { &["t", "u"] };
+        self.tram.put_subscription("s", topics, policy, Start::Now).await.unwrap();
+    }
+
+    /// What may be in one line: where a store is spread, one topic.
+    pub(crate) fn line(&self) -> &[&str] {
+        if matches!(self.fresh.place, Place::RedisSpread) { &["t"] } else { &["t", "u"] }
     }
 
     pub(crate) async fn emit(&self, payloads: &[&str]) {

@@ -9,7 +9,7 @@ on_every_store! {
         let mut bed = bed;
         bed.subscribe_in_order(Ordering::Subscriber, Push { max_events: 2, concurrency: 4, ..bed.push() }).await;
         for n in 0..6 {
-            let topic = if n % 2 == 0 { "t" } else { "u" };
+            let topic = bed.line()[n % bed.line().len()];
             let event = Event::json(topic, &n.to_string()).unwrap().key(format!("k{}", n % 3));
             bed.tram.emit(event).await.unwrap();
         }

@@ -92,6 +92,13 @@ macro_rules! on_every_store {
                 test(&bench).await;
                 fresh.close().await;
             }
+
+            #[tokio::test]
+            async fn redis_spread() {
+                let (bench, fresh) = Bench::on(support::stores::Place::RedisSpread).await;
+                test(&bench).await;
+                fresh.close().await;
+            }
         }
     )*};
 }
