@@ -20,14 +20,8 @@ use tramline::{
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
-const PLACES: [Place; 6] = [
-    Place::SqliteFile,
-    Place::Postgres,
-    Place::Mysql,
-    Place::Redis,
-    Place::RedisCluster,
-    Place::RedisSpread,
-];
+const PLACES: [Place; 6] =
+    [Place::SqliteFile, Place::Postgres, Place::Mysql, Place::Redis, Place::RedisCluster, Place::RedisSpread];
 
 /// Processes that share a store and a clock.
 struct World {

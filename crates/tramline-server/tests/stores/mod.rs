@@ -67,6 +67,11 @@ impl Place {
         Place { url, _directory: None }
     }
 
+    /// Whether each topic is somewhere else, so that a line of all events has one topic only.
+    pub(crate) fn is_spread(&self) -> bool {
+        self.url.ends_with("&spread=topics")
+    }
+
     pub(crate) fn url(&self) -> &str {
         &self.url
     }

@@ -240,9 +240,7 @@ impl Options {
                 store.speak_with(relay.voice());
                 Arc::new(relay)
             }
-            Opened::Spread(store) => {
-                Arc::new(Relay::redis(store.options().nodes(), &store.wake_channel())?)
-            }
+            Opened::Spread(store) => Arc::new(Relay::redis(store.options().nodes(), &store.wake_channel())?),
             Opened::Sqlite(store) => match store.path() {
                 Some(path) => Arc::new(FileWatch::new(path)?),
                 None => Arc::new(InProcess::new()),

@@ -236,7 +236,7 @@ impl Running {
 }
 
 /// What the events of a step became: their ids in the same order, and who has new work.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Sent {
     ids: VecDeque<EventId>,
     wake: BTreeSet<SubscriptionId>,
@@ -263,10 +263,8 @@ impl Sent {
 
     /// What a tick gives back.
     pub(crate) fn ticked(self, next: Option<i64>, now: Time, more: bool) -> Ticked {
-        // What somebody else has emitted before is not counted.
-        let fresh = self.emissions.iter().filter(|emission| !emission.repeated);
         Ticked {
-            events: fresh.count() as u64,
+            events: self.emissions.len() as u64,
             wake: self.wake.into_iter().collect(),
             next: next.map(Time),
             now,

@@ -23,6 +23,7 @@ conformance![
     a_cancelled_event_fails_its_item,
     a_deleted_subscription_fails_its_items,
     a_subscription_that_leaves_a_topic_fails_its_items,
+    items_of_a_deleted_subscription_fail_also_if_its_topic_goes_with_it,
     a_quarantined_event_fails_its_item,
     at_most_once_ends_items_when_settled_or_interrupted,
     a_lost_lease_ends_nothing,
@@ -315,6 +316,20 @@ async fn a_subscription_that_leaves_a_topic_fails_its_items(bed: Bed) {
     bed.emit(Event::new("b", "x").tally(tally)).await;
     bed.subscribe("queue", &["b"], unordered(), Start::Now).await.unwrap();
     assert_eq!(bed.tallied(tally).await, (2, 0, 1));
+}
+
+/// The events were gone when it was asked which items they were, and the tally waited for ever.
+async fn items_of_a_deleted_subscription_fail_also_if_its_topic_goes_with_it(bed: Bed) {
+    for (name, policy) in [("unordered", unordered()), ("ordered", ordered())] {
+        bed.queue_named(name, &[name], policy).await;
+        let tally = bed.open(NewTally::new()).await;
+        sealed(&bed, vec![Event::new(name, "x").key("a"), Event::new(name, "x").key("b")], tally).await;
+        bed.store.delete_subscription(name).await.unwrap();
+        bed.store.delete_topic(name).await.unwrap();
+        while bed.sweep(None).await.more {}
+        assert_eq!(bed.tallied(tally).await, (2, 0, 2), "{name}");
+        assert_eq!(bed.tally(tally).await.state, TallyState::Complete, "{name}");
+    }
 }
 
 async fn a_quarantined_event_fails_its_item(bed: Bed) {

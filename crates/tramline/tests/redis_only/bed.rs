@@ -193,12 +193,12 @@ pub(crate) fn wait_until(what: &str, reached: impl Fn() -> bool) {
     }
 }
 
-pub(crate) async fn subscribe(store: &RedisStore, ordering: Ordering) -> SubscriptionId {
+pub(crate) async fn subscribe(store: &dyn Store, ordering: Ordering) -> SubscriptionId {
     subscribe_to(store, "q", "t", ordering).await
 }
 
 pub(crate) async fn subscribe_to(
-    store: &RedisStore,
+    store: &dyn Store,
     name: &str,
     topic: &str,
     ordering: Ordering,
@@ -206,7 +206,7 @@ pub(crate) async fn subscribe_to(
     put(store, name, topic, Policy { ordering, ..Policy::default() }).await
 }
 
-pub(crate) async fn put(store: &RedisStore, name: &str, topic: &str, policy: Policy) -> SubscriptionId {
+pub(crate) async fn put(store: &dyn Store, name: &str, topic: &str, policy: Policy) -> SubscriptionId {
     let put = PutSubscription {
         name: name.into(),
         topics: vec![topic.into()],
@@ -218,12 +218,12 @@ pub(crate) async fn put(store: &RedisStore, name: &str, topic: &str, policy: Pol
     store.put_subscription(put).await.unwrap().id
 }
 
-pub(crate) async fn emit(store: &RedisStore, events: Vec<Event>) -> Result<Emission> {
+pub(crate) async fn emit(store: &dyn Store, events: Vec<Event>) -> Result<Emission> {
     store.emit(Emit { units: vec![events], now: None }).await?.pop().unwrap()
 }
 
 pub(crate) async fn claim(
-    store: &RedisStore,
+    store: &dyn Store,
     subscription: SubscriptionId,
     max_events: u32,
 ) -> Result<Claimed> {
@@ -231,7 +231,7 @@ pub(crate) async fn claim(
 }
 
 pub(crate) async fn claim_at(
-    store: &RedisStore,
+    store: &dyn Store,
     subscription: SubscriptionId,
     max_events: u32,
     now: Option<Time>,
@@ -255,7 +255,7 @@ pub(crate) fn claim_by(owner: Incarnation, subscription: SubscriptionId, max_eve
 }
 
 pub(crate) async fn done(
-    store: &RedisStore,
+    store: &dyn Store,
     subscription: SubscriptionId,
     claimed: &Claimed,
 ) -> Result<Settled> {

@@ -25,15 +25,15 @@ async fn a_crowd_emits_and_works(ordering: Ordering) {
         let emitter = store.clone();
         crowd.spawn(async move {
             for _ in 0..EMITS {
-                emit(&emitter, events(EACH)).await.unwrap();
+                emit(&*emitter, events(EACH)).await.unwrap();
             }
             0
         });
         crowd.spawn(async move {
             let mut count = 0;
             for _ in 0..EMITS {
-                let claimed = claim(&store, id, 50).await.unwrap();
-                let settled = done(&store, id, &claimed).await.unwrap();
+                let claimed = claim(&*store, id, 50).await.unwrap();
+                let settled = done(&*store, id, &claimed).await.unwrap();
                 count += settled.accepted.iter().flatten().filter(|accepted| **accepted).count();
             }
             count

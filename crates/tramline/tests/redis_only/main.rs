@@ -23,6 +23,8 @@ mod parts;
 mod recount;
 mod rights;
 mod server;
+mod spread;
+mod spread_given_up;
 mod stalls;
 mod tls;
 mod turns;

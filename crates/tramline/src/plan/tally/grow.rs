@@ -1,7 +1,8 @@
 //! Which items a tally takes, and which of them another tally may stand for.
 
-use super::TallyRow;
+use super::{Delta, TallyRow};
 use crate::error::{Error, Result};
+use crate::model::tally::news::Outgoing;
 use crate::model::tally::part::{PART, Part};
 use crate::model::tally::{Added, MAX_ITEMS, TallyState};
 use crate::model::time::Time;
@@ -73,6 +74,13 @@ impl TallyRow {
         self.total += count;
         self.active_at = now;
         added
+    }
+
+    /// Takes back an addition of which no item has ended. That may have been all that it waited for.
+    pub(crate) fn take_back(&mut self, added: Added, now: Time, outbox: &mut Vec<Outgoing>) {
+        self.total = self.total.saturating_sub(added.count);
+        let emptied = added.count.div_ceil(PART);
+        self.take(&Delta { emptied, ..Delta::default() }, 0, now, outbox);
     }
 
     pub(super) fn takes_no_more(&self, now: Time) -> Error {

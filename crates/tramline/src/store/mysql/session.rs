@@ -216,6 +216,11 @@ impl<'c> Session<'c> {
         self.ended.extend(ended);
     }
 
+    /// True if events have ended in this step: which items they are is asked of their chunks at its end.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
     /// Remembers that a subscription will never see events.
     pub(super) fn drop(&mut self, by: SubscriptionId, dropped: &[(ChunkId, Mask, DropReason)]) {
         dropped.iter().for_each(|&(chunk, mask, reason)| self.drops.add(by, reason, chunk, mask));

@@ -1,12 +1,12 @@
 //! Topics, subscriptions and rules, and the copy of them that every process keeps.
 
-use super::{Role, erase};
 use super::link::{Command, text};
 use super::pack::damaged;
 use super::rows::{Logged, lanes, lanes_key, logged, write_lane};
 use super::rules;
 use super::session::{Session, hget, key, number};
 use super::tuple::{Columns, Tuple};
+use super::{Role, erase};
 use crate::error::Result;
 use crate::model::id::{ChunkId, LaneId, SubscriptionId, TopicId};
 use crate::model::lane::{self, DEFAULT_LANES, Lane};

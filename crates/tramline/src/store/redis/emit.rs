@@ -1,15 +1,16 @@
 //! Emit: heads, then numbers, then chunks, slices and heads.
 
-use super::RedisStore;
 use super::catalog::create_missing;
 use super::mend::cancel;
 use super::pack::{Packer, Unpacker};
 use super::rows::{Logged, insert, write_chunk};
 use super::session::{Session, hget};
+use super::spread::has_numbers;
 use super::tally::place::place;
 use super::tuple::Tuple;
 use super::unique;
-use crate::error::{Kind, Result};
+use super::{RedisStore, Role};
+use crate::error::{Error, Kind, Result};
 use crate::model::chunk::ChunkRow;
 use crate::model::event::Event;
 use crate::model::id::{ChunkId, EventId, SliceId, TopicId};
@@ -247,6 +248,12 @@ fn write(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Emission>> {
     let mut plan = EmitPlan::new(units, catalog.views(), first_chunk.cast_unsigned());
     let heads = last_events(session, &plan)?;
     let first = session.draw("chunk", plan.chunks.len())?;
+    if session.role == Role::Site && !has_numbers(ChunkId(first)) {
+        return Err(Error::conflict(
+            "the topic has used up its numbers",
+            "emit to a new topic, or use a store in one slot",
+        ));
+    }
     let chunks: Vec<ChunkId> = (first..).take(plan.chunks.len()).map(ChunkId).collect();
     let numbers = Numbers { chunks: &chunks, heads: &heads };
     write_chunks(session, &mut plan, &numbers);

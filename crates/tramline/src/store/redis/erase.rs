@@ -36,6 +36,11 @@ pub(super) fn mark(session: &Session<'_>, deleted: Deleted) -> Result<()> {
     Ok(())
 }
 
+/// Says that something is not deleted after all.
+pub(super) fn unmark(session: &Session<'_>, deleted: Deleted) {
+    session.remove(table(session), field(deleted));
+}
+
 /// True while there are rows of it.
 pub(super) fn is_marked(session: &Session<'_>, deleted: Deleted) -> Result<bool> {
     Ok(session.get(&table(session), &field(deleted))?.is_some())
@@ -86,6 +91,8 @@ fn erase_where(session: &Session<'_>, wanted: impl Fn(Deleted) -> bool, limit: u
     let mut left = i64::from(limit);
     for (deleted, next) in all(session)?.into_iter().filter(|(deleted, _)| wanted(*deleted)) {
         left -= match deleted {
+            // What has ended in this step may be of this topic, so its chunks stay until the next one.
+            Deleted::Topic(_) if session.has_ended() => return Ok(true),
             Deleted::Topic(topic) => erase_topic(session, topic, left)?,
             Deleted::Subscription(id) => erase_subscription(session, id, left)?,
             Deleted::Left(id, topic) => erase_left(session, id, topic, next, left)?,

@@ -11,6 +11,7 @@ const LEAST: u64 = 1 << 24;
 const RANDOM: [(&str, u32); 6] =
     [("topic", 24), ("subscription", 24), ("epoch", 24), ("tally", 32), ("chunk", 32), ("changes", 24)];
 const SLICES: u32 = 32;
+const SITE: u32 = 24;
 /// So often nothing goes wrong.
 const NEVER: u64 = u64::MAX;
 
@@ -44,6 +45,7 @@ impl RedisStore {
             // Another server, or the same one after a new start, which may be set up in another way.
             if before != NEVER && epoch > self.numbers.epoch() {
                 self.check_again();
+                self.renewed.store(true, SeqCst);
             }
             self.numbers.begin_epoch(epoch);
             self.assured.0.store(breaks, SeqCst);
@@ -64,7 +66,11 @@ fn left_out(again: &str, role: Role) -> Vec<String> {
     let mut words = vec![again.to_owned(), random(62).to_string(), (LEAST + random(SLICES)).to_string()];
     // Topics of a store that is spread are numbered closely, and each number is taken where the topic is.
     let close = |counter: &str| role != Role::Whole && counter == "topic";
-    for (counter, bits) in RANDOM.into_iter().filter(|(counter, _)| !close(counter)) {
+    for (counter, mut bits) in RANDOM.into_iter().filter(|(counter, _)| !close(counter)) {
+        // Of the numbers of one topic there are fewer.
+        if role == Role::Site {
+            bits = bits.min(SITE);
+        }
         words.extend([counter.to_owned(), (LEAST + random(bits)).to_string()]);
     }
     words

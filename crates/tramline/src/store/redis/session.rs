@@ -305,6 +305,11 @@ impl<'a> Session<'a> {
         self.ended.borrow_mut().extend(ended);
     }
 
+    /// True if events have ended in this step: which items they are is asked of their chunks at its end.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.borrow().is_empty()
+    }
+
     /// Remembers that a subscription will never see events.
     pub(super) fn drop(&self, by: SubscriptionId, dropped: &[(ChunkId, Mask, DropReason)]) {
         let mut drops = self.drops.borrow_mut();

@@ -173,8 +173,7 @@ impl RedisStore {
         let (time, catalog) = self.begin(&mut seen, self.first_reads(now, step)).await?;
         let draws = Draws::new(&self.numbers);
         for trips in 0..TRIPS {
-            let session =
-                Session::new(self, now.unwrap_or(time), &seen, catalog.clone(), &draws);
+            let session = Session::new(self, now.unwrap_or(time), &seen, catalog.clone(), &draws);
             let result = step(&session).and_then(|value| session.finish().map(|_| value));
             let left = session.leave();
             if !left.missing.is_empty() {

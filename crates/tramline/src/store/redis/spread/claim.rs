@@ -1,16 +1,16 @@
 //! Claims: from one site after the other, or from several at once, each asked for its part of what is wanted.
 
 use super::{AT_ONCE, SpreadStore};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::model::id::{SubscriptionId, TopicId};
-use crate::model::subscription::Subscription;
 use crate::model::time::Time;
 use crate::store::Store;
+use crate::store::redis::RedisStore;
 use crate::store::verbs::{Claim, Claimed, ClaimedSlice, Suspects};
 use futures_util::future::join_all;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a process remembers between claims.
 #[derive(Debug, Default)]
@@ -37,54 +37,46 @@ impl Suspicions {
 
 impl SpreadStore {
     pub(super) async fn claim_from_all(&self, claim: &Claim) -> Result<Claimed> {
-        let subscription = self.subscription(claim.subscription).await?;
-        let topics = self.topics_of(&subscription);
-        let claimed = self.claim_from(claim, &topics).await?;
+        let known = self.topics_of(&self.subscription(claim.subscription).await?);
+        let claimed = self.claim_from(claim, &known).await?;
         if !claimed.slices.is_empty() || claimed.stopped_by.is_some() {
             return Ok(claimed);
         }
         // Nobody waits in vain for a topic that the subscription has had for a moment only.
-        let now = self.catalog().await?.require_subscription(claim.subscription)?.clone();
-        let new: Vec<TopicId> =
-            self.topics_of(&now).into_iter().filter(|topic| !topics.contains(topic)).collect();
-        let mut sum = Sum::new(claim);
-        sum.add(claimed);
-        if !new.is_empty() {
-            sum.add(self.claim_from(claim, &new).await?);
+        let mut topics = self.topics_now(claim.subscription).await?;
+        topics.retain(|topic| !known.contains(topic));
+        let mut all = Gathering::new(claim);
+        all.add(claimed);
+        if !topics.is_empty() {
+            all.add(self.claim_from(claim, &topics).await?);
         }
-        Ok(sum.end())
+        Ok(all.end())
     }
 
     async fn claim_from(&self, claim: &Claim, topics: &[TopicId]) -> Result<Claimed> {
         if let [only] = topics {
             return self.claim_at(claim, *only).await;
         }
-        let mut sum = Sum::new(claim);
-        if claim.suspects == Suspects::TakeOne {
-            let known = topics.iter().filter(|topic| self.suspicions.of(claim.subscription, **topic));
-            if self.take_suspect(claim, known, &mut sum).await? {
-                return Ok(sum.end());
-            }
+        let mut all = Gathering::new(claim);
+        if claim.suspects == Suspects::TakeOne && self.take_suspect(claim, topics, &mut all).await? {
+            return Ok(all.end());
         }
-        self.claim_by_turns(claim, topics, &mut sum).await?;
-        if claim.suspects == Suspects::TakeOne && sum.is_empty() {
-            let known = topics.iter().filter(|topic| self.suspicions.of(claim.subscription, **topic));
-            self.take_suspect(claim, known, &mut sum).await?;
+        self.claim_by_turns(claim, topics, &mut all).await?;
+        if claim.suspects == Suspects::TakeOne && all.is_empty() {
+            self.take_suspect(claim, topics, &mut all).await?;
         }
-        Ok(sum.end())
+        if all.claimed.is_none() {
+            all.add(Claimed { now: self.home.now().await?, ..Claimed::default() });
+        }
+        Ok(all.end())
     }
 
     /// Takes from where suspects wait: one, and nothing else. True if something was taken.
-    async fn take_suspect(
-        &self,
-        claim: &Claim,
-        topics: impl Iterator<Item = &TopicId>,
-        sum: &mut Sum,
-    ) -> Result<bool> {
-        for topic in topics {
+    async fn take_suspect(&self, claim: &Claim, topics: &[TopicId], all: &mut Gathering) -> Result<bool> {
+        for topic in topics.iter().filter(|topic| self.suspicions.of(claim.subscription, **topic)) {
             let claimed = self.claim_at(claim, *topic).await?;
             if !claimed.slices.is_empty() {
-                sum.add(claimed);
+                all.add(claimed);
                 return Ok(true);
             }
         }
@@ -92,18 +84,18 @@ impl SpreadStore {
     }
 
     /// Takes what is due and no suspect. No more sites are asked at once than there are events wanted, so that no more come than that.
-    async fn claim_by_turns(&self, claim: &Claim, topics: &[TopicId], sum: &mut Sum) -> Result<()> {
+    async fn claim_by_turns(&self, claim: &Claim, topics: &[TopicId], all: &mut Gathering) -> Result<()> {
         let mut open: VecDeque<TopicId> = topics.iter().copied().collect();
         if !open.is_empty() {
             open.rotate_left(self.suspicions.turn.fetch_add(1, Relaxed) % topics.len());
         }
         let mut failed = None;
-        while !open.is_empty() && sum.wants_more() {
-            let count = open.len().min(AT_ONCE).min(sum.events as usize);
-            let quota = sum.events / count as u32;
+        while !open.is_empty() && all.wants_more() {
+            let count = open.len().min(AT_ONCE).min(all.events_wanted as usize);
+            let quota = all.events_wanted / count as u32;
             let part = Claim {
                 max_events: quota,
-                max_bytes: (sum.bytes / count).max(1),
+                max_bytes: (all.bytes_wanted / count).max(1),
                 suspects: Suspects::Leave,
                 ..claim.clone()
             };
@@ -112,7 +104,7 @@ impl SpreadStore {
             for (topic, claimed) in join_all(claims).await {
                 match claimed {
                     Ok(claimed) => {
-                        let is_full = sum.add(claimed) >= quota;
+                        let is_full = all.add(claimed) >= quota;
                         open.extend(is_full.then_some(topic));
                     }
                     Err(error) => failed = Some(error),
@@ -121,7 +113,7 @@ impl SpreadStore {
         }
         // What was taken elsewhere must not be lost.
         match failed {
-            Some(error) if sum.is_empty() => Err(error),
+            Some(error) if all.is_empty() => Err(error),
             Some(error) => {
                 tracing::warn!(error = %error, "a topic could not be claimed from");
                 Ok(())
@@ -130,45 +122,28 @@ impl SpreadStore {
         }
     }
 
-    /// Claims at one site. One that does not know the subscription yet hears of it first.
+    /// Claims at one site. A subscription that has left the topic gets nothing there.
     async fn claim_at(&self, claim: &Claim, topic: TopicId) -> Result<Claimed> {
-        let mut claimed = match self.site(topic).claim(claim.clone()).await {
-            Err(error) if error.kind() == Kind::NotFound && self.consumes(claim.subscription, topic).await? => {
-                self.bring_up(topic).await?;
-                self.site(topic).claim(claim.clone()).await
-            }
-            Err(error) if error.kind() == Kind::NotFound => self.left(error, claim.subscription).await,
-            claimed => claimed,
-        }?;
+        let ask = |site: Arc<RedisStore>| async move { site.claim(claim.clone()).await };
+        let Some(mut claimed) = self.at(claim.subscription, topic, ask).await? else {
+            return Ok(Claimed { now: self.home.now().await?, ..Claimed::default() });
+        };
         self.suspicions.set(claim.subscription, topic, claimed.suspects_wait);
         claimed.news = self.pay(topic, claim.now).await;
         Ok(claimed)
     }
-
-    async fn consumes(&self, id: SubscriptionId, topic: TopicId) -> Result<bool> {
-        let catalog = self.catalog().await?;
-        let name = catalog.topic_name(topic);
-        Ok(catalog.require_subscription(id).is_ok_and(|one: &Subscription| one.topics.contains(&name)))
-    }
-
-    /// A subscription that has left a topic gets nothing from there; one that is gone is an error.
-    async fn left(&self, error: Error, id: SubscriptionId) -> Result<Claimed> {
-        let is_there = self.catalog().await?.require_subscription(id).is_ok();
-        if is_there { Ok(Claimed { now: self.home.now().await?, ..Claimed::default() }) } else { Err(error) }
-    }
 }
 
-/// What several sites gave.
-struct Sum {
+/// What several sites give for one claim.
+struct Gathering {
     claimed: Option<Claimed>,
-    /// How many events and bytes are still wanted.
-    events: u32,
-    bytes: usize,
+    events_wanted: u32,
+    bytes_wanted: usize,
 }
 
-impl Sum {
-    fn new(claim: &Claim) -> Sum {
-        Sum { claimed: None, events: claim.max_events, bytes: claim.max_bytes }
+impl Gathering {
+    fn new(claim: &Claim) -> Gathering {
+        Gathering { claimed: None, events_wanted: claim.max_events, bytes_wanted: claim.max_bytes }
     }
 
     fn is_empty(&self) -> bool {
@@ -176,15 +151,15 @@ impl Sum {
     }
 
     fn wants_more(&self) -> bool {
-        self.events > 0 && self.bytes > 0
+        self.events_wanted > 0 && self.bytes_wanted > 0
     }
 
     /// Adds what one site gave, and says how many events that were. Sites may be on servers whose clocks differ: times are
     /// told by the clock of the first.
     fn add(&mut self, mut other: Claimed) -> u32 {
         let events = other.slices.iter().map(|slice| slice.events.len() as u32).sum();
-        self.events = self.events.saturating_sub(events);
-        self.bytes = self.bytes.saturating_sub(other.slices.iter().map(weight).sum());
+        self.events_wanted = self.events_wanted.saturating_sub(events);
+        self.bytes_wanted = self.bytes_wanted.saturating_sub(other.slices.iter().map(weight).sum());
         let Some(sum) = &mut self.claimed else {
             self.claimed = Some(other);
             return events;

@@ -4,17 +4,19 @@
 //! and only then the change is answered. If nobody is left to do that, a sweep finds the marks. Changes are counted, and a copy never
 //! takes the place of a newer one.
 
-use super::SpreadStore;
+use super::{SpreadStore, sites};
 use crate::error::Result;
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::subscription::{Start, Subscription, Topic};
 use crate::model::time::Time;
-use crate::store::deleted::InTheWay;
+use crate::store::deleted::{Deleted, InTheWay};
+use crate::store::emit::{TRIES, restless};
 use crate::store::redis::catalog::{filling_field, read, written};
 use crate::store::redis::rules::rules_key;
 use crate::store::redis::session::{Session, number};
-use crate::store::redis::{RedisStore, catalog};
+use crate::store::redis::{RedisStore, catalog, drops, erase, limit};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::SeqCst;
 
 /// What a topic's slot has to know.
 struct Copy {
@@ -26,11 +28,25 @@ struct Copy {
     alive: BTreeSet<SubscriptionId>,
 }
 
-/// Who consumes a topic, from where on, and the rules that stop it as they are stored.
+/// Who consumes a topic, how it came to it, and the rules that stop it as they are stored.
 struct Consumer {
     subscription: Subscription,
-    start: Start,
+    joined: Joined,
     rules: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// By which change a subscription came to a topic, and where it starts there. Whoever leaves and joins again does so by another one.
+#[derive(Clone, Copy)]
+struct Joined {
+    change: i64,
+    start: Start,
+}
+
+/// How far a copy came.
+enum Installed {
+    Whole,
+    /// What somebody has left of the topic has to go first.
+    ClearFirst,
 }
 
 /// Topics of which the slots are behind, and by which change.
@@ -38,16 +54,16 @@ fn behind(session: &Session<'_>) -> Vec<u8> {
     session.key("behind")
 }
 
-/// Says that something has changed of which the slots of these topics have to hear.
-pub(super) fn mark(session: &Session<'_>, topics: impl IntoIterator<Item = TopicId>) -> Result<()> {
-    let change = session.draw("changes", 1)?.to_string();
+/// Says that something has changed of which the slots of these topics have to hear. Gives the number of the change.
+pub(super) fn mark(session: &Session<'_>, topics: impl IntoIterator<Item = TopicId>) -> Result<i64> {
+    let change = session.draw("changes", 1)?;
     for topic in topics {
-        session.put(behind(session), topic.to_string(), change.clone().into_bytes());
+        session.put(behind(session), topic.to_string(), change.to_string().into_bytes());
     }
-    Ok(())
+    Ok(change)
 }
 
-/// The topics that some subscriptions consume.
+/// The same for the topics that some subscriptions consume. Gives the topics.
 pub(super) fn mark_those_of(
     session: &Session<'_>,
     subscriptions: &[SubscriptionId],
@@ -60,33 +76,33 @@ pub(super) fn mark_those_of(
     Ok(topics)
 }
 
-/// Where a subscription starts in topics that are new to it.
-fn starts(session: &Session<'_>) -> Vec<u8> {
-    session.key("starts")
+/// How subscriptions came to their topics.
+fn joins(session: &Session<'_>) -> Vec<u8> {
+    session.key("joins")
 }
 
-pub(super) fn put_start(session: &Session<'_>, id: SubscriptionId, topic: TopicId, start: Start) {
+pub(super) fn put_join(session: &Session<'_>, id: SubscriptionId, topic: TopicId, change: i64, start: Start) {
     let from: Option<i64> = match start {
         Start::Beginning => Some(i64::MIN),
         Start::Now => None,
         Start::At(time) => Some(time.0),
     };
-    session.put(starts(session), filling_field(id, topic), written(&from));
+    session.put(joins(session), filling_field(id, topic), written(&(change, from)));
 }
 
-pub(super) fn remove_start(session: &Session<'_>, id: SubscriptionId, topic: TopicId) {
-    session.remove(starts(session), filling_field(id, topic));
+pub(super) fn remove_join(session: &Session<'_>, id: SubscriptionId, topic: TopicId) {
+    session.remove(joins(session), filling_field(id, topic));
 }
 
-fn start(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<Start> {
-    let Some(row) = session.get(&starts(session), &filling_field(id, topic))? else {
-        return Ok(Start::Now);
-    };
-    Ok(match read::<Option<i64>>(&row)? {
+fn join(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<Joined> {
+    let row = session.get(&joins(session), &filling_field(id, topic))?;
+    let (change, from): (i64, Option<i64>) = row.map_or(Ok((0, None)), |row| read(&row))?;
+    let start = match from {
         None => Start::Now,
         Some(i64::MIN) => Start::Beginning,
         Some(time) => Start::At(Time(time)),
-    })
+    };
+    Ok(Joined { change, start })
 }
 
 /// What home knows of a topic, and by which change its slot is behind.
@@ -98,7 +114,7 @@ fn copy(session: &Session<'_>, topic: TopicId) -> Result<(Copy, Option<Vec<u8>>)
         if found.as_ref().is_some_and(|topic| one.topics.contains(&topic.name)) {
             consumers.push(Consumer {
                 subscription: one.clone(),
-                start: start(session, one.id, topic)?,
+                joined: join(session, one.id, topic)?,
                 rules: session.all(&rules_key(session, one.id))?,
             });
         }
@@ -113,53 +129,87 @@ fn copy(session: &Session<'_>, topic: TopicId) -> Result<(Copy, Option<Vec<u8>>)
     Ok((copy, change))
 }
 
-/// Brings the slot up to date, unless it knows more already. False if somebody has left it for which something has to go first.
-fn install(session: &Session<'_>, copy: &Copy) -> Result<bool> {
-    let (meta, known) = (session.key("meta"), session.catalog());
+/// Brings the slot of a topic up to date, unless it knows more already.
+fn install(session: &Session<'_>, id: TopicId, copy: &Copy) -> Result<Installed> {
+    let meta = session.key("meta");
     if number(session.get(&meta, b"copied")?) >= copy.version {
-        return Ok(true);
+        return Ok(Installed::Whole);
     }
-    let wanted: BTreeSet<SubscriptionId> = copy.consumers.iter().map(|one| one.subscription.id).collect();
-    let leaving: Vec<&Subscription> =
-        known.subscriptions().iter().filter(|old| !wanted.contains(&old.id)).collect();
-    if !leaving.is_empty() {
-        leaving.into_iter().try_for_each(|old| part(session, old, copy))?;
-        return catalog::changed(session).map(|()| false);
+    if part_with_leavers(session, id, copy)? {
+        catalog::changed(session)?;
+        return Ok(Installed::ClearFirst);
+    }
+    if erase::is_left(session, id)? && needs_clear(session, copy) {
+        return Ok(Installed::ClearFirst);
     }
     session.put(meta, "copied", copy.version.to_string().into_bytes());
     let Some(topic) = &copy.topic else {
-        return known.topics().iter().try_for_each(|old| catalog::delete_topic(session, &old.name)).map(|()| true);
+        let known = session.catalog();
+        known.topics().iter().try_for_each(|old| catalog::delete_topic(session, &old.name))?;
+        return Ok(Installed::Whole);
     };
+    // Also where a fail-over has lost that the slot was taken, or home that the topic was deleted.
+    sites::number_from_base(session, id)?;
+    erase::unmark(session, Deleted::Topic(id));
     catalog::write_topic(session, topic);
-    for Consumer { subscription, start, rules } in &copy.consumers {
-        let Subscription { id, name, policy, created_at, .. } = subscription;
-        catalog::write_subscription(session, *id, name, policy, *created_at);
-        write_rules(session, *id, rules)?;
-        if known.require_subscription(*id).is_err() {
-            catalog::join_topic(session, *id, topic, policy.ordering, *start)?;
-        }
+    for consumer in &copy.consumers {
+        consume(session, topic, consumer)?;
     }
-    catalog::changed(session).map(|()| true)
+    catalog::changed(session)?;
+    Ok(Installed::Whole)
 }
 
-/// Somebody no longer consumes the topic, or is gone altogether.
-fn part(session: &Session<'_>, old: &Subscription, copy: &Copy) -> Result<()> {
-    if !copy.alive.contains(&old.id) {
-        return catalog::remove_subscription(session, old.id);
+/// The changes by which the slot knows that subscriptions came.
+fn joined(session: &Session<'_>) -> Vec<u8> {
+    session.key("joined")
+}
+
+/// Who no longer consumes the topic, or has left it and joined it again, leaves it. True if there was somebody.
+fn part_with_leavers(session: &Session<'_>, topic: TopicId, copy: &Copy) -> Result<bool> {
+    let mut some = false;
+    for old in session.catalog().subscriptions() {
+        let field = old.id.to_string();
+        let by = number(session.get(&joined(session), field.as_bytes())?);
+        let stays = |one: &Consumer| one.subscription.id == old.id && one.joined.change == by;
+        if copy.consumers.iter().any(stays) {
+            continue;
+        }
+        some = true;
+        session.remove(joined(session), field);
+        if !copy.alive.contains(&old.id) {
+            catalog::remove_subscription(session, old.id)?;
+            continue;
+        }
+        catalog::leave_topic(session, old.id, topic)?;
+        session.forget(rules_key(session, old.id));
+        session.remove(session.key("subscriptions"), old.id.to_string());
+        limit::forget(session, old.id);
+        drops::forget(session, old.id)?;
     }
-    if let Some(topic) = session.catalog().topics().first() {
-        catalog::leave_topic(session, old.id, topic.id)?;
+    Ok(some)
+}
+
+/// What was left of the topic is in the way of whoever joins it, and of deleting it.
+fn needs_clear(session: &Session<'_>, copy: &Copy) -> bool {
+    let known = session.catalog();
+    let is_new = |one: &Consumer| known.require_subscription(one.subscription.id).is_err();
+    copy.topic.is_none() || copy.consumers.iter().any(is_new)
+}
+
+fn consume(session: &Session<'_>, topic: &Topic, consumer: &Consumer) -> Result<()> {
+    let Subscription { id, name, policy, created_at, .. } = &consumer.subscription;
+    let is_new = session.catalog().require_subscription(*id).is_err();
+    catalog::write_subscription(session, *id, name, policy, *created_at);
+    write_rules(session, *id, &consumer.rules)?;
+    if is_new {
+        let Joined { change, start } = consumer.joined;
+        session.put(joined(session), id.to_string(), change.to_string().into_bytes());
+        catalog::join_topic(session, *id, topic, policy.ordering, start)?;
     }
-    session.forget(rules_key(session, old.id));
-    session.remove(session.key("subscriptions"), old.id.to_string());
     Ok(())
 }
 
-fn write_rules(
-    session: &Session<'_>,
-    id: SubscriptionId,
-    rules: &BTreeMap<Vec<u8>, Vec<u8>>,
-) -> Result<()> {
+fn write_rules(session: &Session<'_>, id: SubscriptionId, rules: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<()> {
     let table = rules_key(session, id);
     for field in session.all(&table)?.into_keys().filter(|field| !rules.contains_key(field)) {
         session.remove(table.clone(), field);
@@ -170,15 +220,29 @@ fn write_rules(
     Ok(())
 }
 
+/// Whether a slot has been told again since a server that may have lost something took over. Gives what to say when it has.
+fn untold(session: &Session<'_>) -> Result<Option<Vec<u8>>> {
+    let meta = session.key("meta");
+    let (history, told) = (session.get(&meta, b"history")?, session.get(&meta, b"told")?);
+    Ok(history.filter(|history| told.as_ref() != Some(history)))
+}
+
+fn is_told(session: &Session<'_>, history: Vec<u8>) {
+    session.put(session.key("meta"), "told", history);
+}
+
 impl SpreadStore {
     /// Lets the slot of a topic know what home knows.
     pub(super) async fn bring_up(&self, topic: TopicId) -> Result<()> {
         // Checked at its end like what writes, so that it is of one piece.
         let (copy, change) = self.home.write(None, |session| copy(session, topic)).await?;
-        let site = self.site(topic);
-        clear(&site).await?;
-        while !site.write(None, |session| install(session, &copy)).await? {
+        let (site, mut tries) = (self.site(topic), 0);
+        while let Installed::ClearFirst = site.write(None, |session| install(session, topic, &copy)).await? {
             clear(&site).await?;
+            tries += 1;
+            if tries == TRIES {
+                return Err(restless());
+            }
         }
         // What was left may have been items of tallies.
         self.pay(topic, None).await;
@@ -198,28 +262,43 @@ impl SpreadStore {
         self.each(topics, |topic| self.bring_up(topic)).await.map(drop)
     }
 
-    /// Brings up what somebody left behind.
+    /// Brings up what somebody left behind. After a loss home may not know what it told its topics: then all of them hear from it again.
     pub(super) async fn catch_up(&self) -> Result<()> {
-        let left = self.home.read(None, |session| session.all(&behind(session))).await?;
-        self.bring_all_up(left.into_keys().map(|id| TopicId(number(Some(id))))).await
+        let begin_anew = |session: &Session<'_>| {
+            if let Some(history) = untold(session)? {
+                mark(session, session.catalog().topics().iter().map(|topic| topic.id))?;
+                is_told(session, history);
+            }
+            session.all(&behind(session))
+        };
+        let left = self.home.write(None, begin_anew).await?;
+        let topics = left.into_keys().map(|id| TopicId(number(Some(id))));
+        for brought in self.side_by_side(topics, |topic| self.bring_up(topic)).await {
+            super::warn_of(brought);
+        }
+        Ok(())
     }
 
-    /// After a loss home may not know what it told its topics: all of them hear from it again.
-    pub(super) async fn begin_anew(&self) -> Result<()> {
-        let compare = |session: &Session<'_>| {
-            let meta = session.key("meta");
-            let (history, told) = (session.get(&meta, b"history")?, session.get(&meta, b"told")?);
-            if let Some(history) = history.filter(|history| told.as_ref() != Some(history)) {
-                mark(session, session.catalog().topics().iter().map(|topic| topic.id))?;
-                session.put(meta, "told", history);
-            }
+    /// Where another server has taken over since this process was there last, the site hears again what it may have lost.
+    pub(super) async fn see_to(&self, topic: TopicId) {
+        if self.site(topic).renewed.swap(false, SeqCst) {
+            super::warn_of(self.catch_up_after_loss(topic).await);
+        }
+    }
+
+    /// A site that has lost something may not know any more what it was told.
+    pub(super) async fn catch_up_after_loss(&self, topic: TopicId) -> Result<()> {
+        let site = self.site(topic);
+        let Some(history) = site.read(None, untold).await? else { return Ok(()) };
+        self.bring_up(topic).await?;
+        let note = |session: &Session<'_>| {
+            is_told(session, history.clone());
             Ok(())
         };
-        self.home.write(None, compare).await
+        site.write(None, note).await
     }
 }
 
-/// What was left of the topic is in the way of whoever joins it again, or deletes it.
 async fn clear(site: &RedisStore) -> Result<()> {
     let topics = site.read(None, |session| Ok(session.catalog().topics().to_vec())).await?;
     for topic in topics {

@@ -1,14 +1,17 @@
 //! What a lease allows: each goes to the site that gave it.
 
-use super::SpreadStore;
 use super::sites::{topic_leased, topic_of};
-use crate::error::Result;
+use super::{SpreadStore, warn_of};
+use crate::error::{Kind, Result};
 use crate::model::id::{EventId, TopicId};
+use crate::model::lease::Lease;
 use crate::store::Store;
+use crate::store::redis::RedisStore;
 use crate::store::redis::parts::Patience;
 use crate::store::verbs::{Adopt, Extend, Extended, Release, Settle, Settled};
 use futures_util::future::join_all;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Which of many belong to which topic, by their places.
 pub(super) fn by_topic<T>(all: &[T], topic: impl Fn(&T) -> TopicId) -> BTreeMap<TopicId, Vec<usize>> {
@@ -23,7 +26,9 @@ impl SpreadStore {
         // What is refused is refused as a whole, so that has to be known before anything is written.
         if places.len() > 1 {
             let check = |(topic, places): (TopicId, Vec<usize>)| async move {
-                self.site(topic).check_settle(&given.some(places.into_iter())).await
+                let some = &given.some(places.into_iter());
+                let check = |site: Arc<RedisStore>| async move { site.check_settle(some).await };
+                self.at(given.subscription, topic, check).await
             };
             self.each(places.clone(), check).await?;
         }
@@ -54,23 +59,40 @@ impl SpreadStore {
         Ok(all)
     }
 
+    /// Settles at one site. Where the subscription has nothing any more, all leases are lost.
     async fn settle_at(&self, topic: TopicId, some: Settle) -> Result<Settled> {
-        let now = some.now;
-        let settled = self.site(topic).settle(some).await;
-        let news = self.pay(topic, now).await;
-        settled.map(|settled| Settled { news, ..settled })
+        let settle = |site: Arc<RedisStore>| {
+            let some = some.clone();
+            async move { site.settle(some).await }
+        };
+        let settled = self.at(some.subscription, topic, settle).await;
+        let news = self.pay(topic, some.now).await;
+        let lost = || some.results.iter().map(|result| vec![false; result.outcomes.len()]).collect();
+        let settled = settled?.unwrap_or_else(|| Settled { accepted: lost(), ..Settled::default() });
+        Ok(Settled { news, ..settled })
     }
 
+    /// What cannot be reached at one site is told as locked: the others are extended, and this is tried again.
     pub(super) async fn extend_at_all(&self, given: &Extend) -> Result<Vec<Extended>> {
         let places = by_topic(&given.leases, topic_leased);
         let extend = |(topic, places): (TopicId, Vec<usize>)| async move {
-            let leases = places.iter().map(|at| given.leases[*at]).collect();
-            let extended = self.site(topic).extend(Extend { leases, ..given.clone() }).await?;
-            Ok(places.into_iter().zip(extended))
+            let leases: Vec<Lease> = places.iter().map(|at| given.leases[*at]).collect();
+            let some = &Extend { leases, ..given.clone() };
+            let extend = |site: Arc<RedisStore>| async move { site.extend(some.clone()).await };
+            (places, self.at(given.subscription, topic, extend).await)
         };
+        let alone = places.len() == 1;
         let mut all = vec![Extended::Lost; given.leases.len()];
-        for (at, extended) in self.each(places, extend).await?.into_iter().flatten() {
-            all[at] = extended;
+        for (places, extended) in self.side_by_side(places, extend).await {
+            let extended = match extended {
+                Ok(extended) => extended.unwrap_or_else(|| vec![Extended::Lost; places.len()]),
+                Err(error) if alone || error.kind() != Kind::Unavailable => return Err(error),
+                Err(error) => {
+                    warn_of::<()>(Err(error));
+                    vec![Extended::Locked; places.len()]
+                }
+            };
+            places.into_iter().zip(extended).for_each(|(at, extended)| all[at] = extended);
         }
         Ok(all)
     }
@@ -78,19 +100,27 @@ impl SpreadStore {
     pub(super) async fn release_at_all(&self, given: &Release) -> Result<u64> {
         let places = by_topic(&given.leases, topic_leased);
         let release = |(topic, places): (TopicId, Vec<usize>)| async move {
-            let leases = places.iter().map(|at| given.leases[*at]).collect();
-            self.site(topic).release(Release { leases, ..given.clone() }).await
+            let leases: Vec<Lease> = places.iter().map(|at| given.leases[*at]).collect();
+            let some = &Release { leases, ..given.clone() };
+            let release = |site: Arc<RedisStore>| async move { site.release(some.clone()).await };
+            self.at(given.subscription, topic, release).await
         };
-        Ok(self.each(places, release).await?.into_iter().sum())
+        let mut count = 0;
+        for released in self.side_by_side(places, release).await {
+            count += released?.unwrap_or_default();
+        }
+        Ok(count)
     }
 
     pub(super) async fn adopt_at_all(&self, given: &Adopt) -> Result<Vec<EventId>> {
         let places = by_topic(&given.consumed, |(lease, _)| topic_leased(lease));
         let adopt = |(topic, places): (TopicId, Vec<usize>)| async move {
             let consumed = places.iter().map(|at| given.consumed[*at].clone()).collect();
-            self.site(topic).adopt(Adopt { consumed, ..given.clone() }).await
+            let some = &Adopt { consumed, ..given.clone() };
+            let adopt = |site: Arc<RedisStore>| async move { site.adopt(some.clone()).await };
+            self.at(given.subscription, topic, adopt).await
         };
-        Ok(self.each(places, adopt).await?.concat())
+        Ok(self.each(places, adopt).await?.into_iter().flatten().flatten().collect())
     }
 }
 

@@ -61,17 +61,18 @@ impl SpreadStore {
 
     pub(super) async fn stats_of_all(&self, id: SubscriptionId, now: Option<Time>) -> Result<Stats> {
         let rules = self.home.stats(id, now).await?;
-        let some = |topic| async move { self.site(topic).stats(id, now).await };
-        let all = self.each(self.topics_now(id).await?, some).await?;
-        let counted = all.into_iter().fold(rules.clone(), look::plus);
+        let stats = |site: Arc<RedisStore>| async move { site.stats(id, now).await };
+        let all = self.each(self.topics_now(id).await?, |topic| self.at(id, topic, stats)).await?;
+        let counted = all.into_iter().flatten().fold(rules.clone(), look::plus);
         Ok(Stats { rules: rules.rules, ..counted })
     }
 
     pub(super) async fn dead_of_all(&self, list: &ListDead) -> Result<DeadPage> {
         let mut pages = self.pages(list.page.subscription, list.page.after).await?.into_iter();
         let Some((topic, after)) = pages.next() else { return Ok(DeadPage::default()) };
-        let page = Page { after, ..list.page.clone() };
-        let mut found = self.site(topic).dead(ListDead { page, ..list.clone() }).await?;
+        let list = &ListDead { page: Page { after, ..list.page.clone() }, ..list.clone() };
+        let dead = |site: Arc<RedisStore>| async move { site.dead(list.clone()).await };
+        let mut found = self.at(list.page.subscription, topic, dead).await?.unwrap_or_default();
         found.next = found.next.or(pages.next().map(|(_, after)| after));
         Ok(found)
     }
@@ -83,7 +84,9 @@ impl SpreadStore {
             if limit == 0 {
                 break;
             }
-            keys.extend(self.site(topic).parked(Page { after, limit, ..page.clone() }).await?);
+            let page = &Page { after, limit, ..page.clone() };
+            let parked = |site: Arc<RedisStore>| async move { site.parked(page.clone()).await };
+            keys.extend(self.at(page.subscription, topic, parked).await?.unwrap_or_default());
         }
         Ok(keys)
     }
@@ -99,12 +102,13 @@ impl SpreadStore {
     pub(super) async fn drops_of_all(&self, list: ListDrops) -> Result<Vec<DropRecord>> {
         let topics = match list.subscription {
             Some(id) => match self.topics_now(id).await {
-                Ok(topics) => topics,
-                Err(_) => Vec::new(),
+                Err(error) if error.kind() == Kind::NotFound => Vec::new(),
+                topics => topics?,
             },
             None => self.all_topics().await?,
         };
-        let some = |topic| async move { self.site(topic).read(None, |session| drops::list(session, &list)).await };
+        let some =
+            |topic| async move { self.site(topic).read(None, |session| drops::list(session, &list)).await };
         let mut all = self.each(topics, some).await?.concat();
         match list.after {
             Some(_) => all.sort_by_key(|record| record.number),
@@ -126,9 +130,8 @@ impl SpreadStore {
 
     /// An event, and all that may be known of it.
     pub(super) async fn event_at(&self, find: FindEvent) -> Result<Option<EventView>> {
-        let catalog = self.catalog().await?;
         let topic = topic_of(find.id.chunk());
-        if catalog.topic_by_id(topic).is_none() {
+        if !self.knows(topic).await? {
             return Ok(None);
         }
         self.site(topic).event(find).await
@@ -136,7 +139,7 @@ impl SpreadStore {
 
     pub(super) async fn trace_at(&self, trace: Trace) -> Result<Traced> {
         let topic = topic_of(trace.from.chunk());
-        if self.catalog().await?.topic_by_id(topic).is_none() {
+        if !self.knows(topic).await? {
             return Ok(Traced::default());
         }
         self.site(topic).trace(trace).await
@@ -144,7 +147,7 @@ impl SpreadStore {
 
     pub(super) async fn cancel_at(&self, cancel: Cancel) -> Result<Vec<Arc<str>>> {
         let topic = topic_of(cancel.id.chunk());
-        if self.catalog().await?.topic_by_id(topic).is_none() {
+        if !self.knows(topic).await? {
             return self.home.cancel(cancel).await;
         }
         let now = cancel.now;

@@ -6,7 +6,9 @@ use super::sites::topic_of;
 use crate::error::Result;
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::store::Store;
+use crate::store::redis::RedisStore;
 use crate::store::verbs::{ReleaseParked, Resend, Revive, Revived, Which};
+use std::sync::Arc;
 
 impl SpreadStore {
     /// One step, at one site; where the next one goes on tells at which.
@@ -23,10 +25,14 @@ impl SpreadStore {
             Which::Ids(ids) => Which::Ids(ids_by_topic(ids).remove(&topic).unwrap_or_default()),
             all => all.clone(),
         };
-        let now = revive.now;
-        let revived = self.site(topic).revive(Revive { which, after, ..revive }).await;
-        self.pay(topic, now).await;
-        let mut revived = revived?;
+        let step = &Revive { which, after, ..revive };
+        let ask = |site: Arc<RedisStore>| async move { site.revive(step.clone()).await };
+        let revived = self.at(step.subscription, topic, ask).await;
+        self.pay(topic, step.now).await;
+        let mut revived = match revived? {
+            Some(revived) => revived,
+            None => Revived { now: self.home.now().await?, ..Revived::default() },
+        };
         revived.next = revived.next.or(pages.next().map(|(_, after)| after));
         Ok(revived)
     }
@@ -36,21 +42,28 @@ impl SpreadStore {
         let some = ids_by_topic(&resend.ids).into_iter().filter(|(topic, _)| topics.contains(topic));
         let mut count = 0;
         for (topic, ids) in some {
-            count += self.site(topic).resend(Resend { ids, ..resend.clone() }).await?;
+            let some = &Resend { ids, ..resend.clone() };
+            let ask = |site: Arc<RedisStore>| async move { site.resend(some.clone()).await };
+            count += self.at(resend.subscription, topic, ask).await?.unwrap_or_default();
         }
         Ok(count)
     }
 
     pub(super) async fn release_parked_at_all(&self, release: &ReleaseParked) -> Result<u64> {
+        let topics = self.topics_now(release.subscription).await?;
+        let catalog = self.home.cache.get();
+        release.keys.iter().try_for_each(|(topic, _)| catalog.require_topic(topic).map(drop))?;
         let mut count = 0;
-        for topic in self.topics_now(release.subscription).await? {
+        for topic in topics {
             let keys = self.keys_at(topic, release);
             if keys.is_empty() && !release.keys.is_empty() {
                 continue;
             }
-            let released = self.site(topic).release_parked(ReleaseParked { keys, ..release.clone() }).await;
+            let some = &ReleaseParked { keys, ..release.clone() };
+            let ask = |site: Arc<RedisStore>| async move { site.release_parked(some.clone()).await };
+            let released = self.at(release.subscription, topic, ask).await;
             self.pay(topic, release.now).await;
-            count += released?;
+            count += released?.unwrap_or_default();
         }
         Ok(count)
     }
@@ -62,7 +75,8 @@ impl SpreadStore {
 
     /// True while some site has more to write into a new subscription.
     pub(super) async fn backfill_all(&self, id: SubscriptionId) -> Result<bool> {
-        let some = |topic| async move { self.site(topic).backfill(id).await };
-        Ok(self.each(self.topics_now(id).await?, some).await?.contains(&true))
+        let ask = |site: Arc<RedisStore>| async move { site.backfill(id).await };
+        let all = self.each(self.topics_now(id).await?, |topic| self.at(id, topic, ask)).await?;
+        Ok(all.contains(&Some(true)))
     }
 }

@@ -32,13 +32,14 @@ mod upkeep;
 
 use super::options::RedisOptions;
 use super::{RedisStore, Role};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::subscription::{Ordering, Policy, Subscription};
 use crate::store::catalog::Catalog;
 use claim::Suspicions;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use sites::Sites;
+pub(super) use sites::has_numbers;
 use std::future::Future;
 use std::sync::Arc;
 use upkeep::Rounds;
@@ -110,7 +111,55 @@ impl SpreadStore {
         topics
     }
 
-    /// Does the same for each of many, some at once. Gives the answers in the same order.
+    /// True if there is a topic of this number.
+    async fn knows(&self, topic: TopicId) -> Result<bool> {
+        let known = self.home.cache.get().topic_by_id(topic).is_some();
+        Ok(known || self.catalog().await?.topic_by_id(topic).is_some())
+    }
+
+    /// Asks the site of a topic about a subscription; one that has not heard of it yet hears of it first. `None`: the subscription
+    /// has nothing there any more.
+    ///
+    /// # Errors
+    /// `NotFound` if the subscription is gone altogether.
+    async fn at<T, F>(
+        &self,
+        id: SubscriptionId,
+        topic: TopicId,
+        ask: impl Fn(Arc<RedisStore>) -> F,
+    ) -> Result<Option<T>>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        if !self.knows(topic).await? {
+            return Ok(None);
+        }
+        self.see_to(topic).await;
+        match ask(self.site(topic)).await {
+            Err(error) if error.kind() == Kind::NotFound => {}
+            answer => return answer.map(Some),
+        }
+        let catalog = self.catalog().await?;
+        if !catalog.require_subscription(id)?.topics.contains(&catalog.topic_name(topic)) {
+            return Ok(None);
+        }
+        self.bring_up(topic).await?;
+        ask(self.site(topic)).await.map(Some)
+    }
+
+    /// Does the same for each of many, some at once. Gives the answers in the same order, whatever becomes of the others.
+    async fn side_by_side<I, T, F>(
+        &self,
+        items: impl IntoIterator<Item = I>,
+        act: impl FnMut(I) -> F,
+    ) -> Vec<T>
+    where
+        F: Future<Output = T>,
+    {
+        stream::iter(items).map(act).buffered(AT_ONCE).collect().await
+    }
+
+    /// The same, up to the first error.
     async fn each<I, T, F>(
         &self,
         items: impl IntoIterator<Item = I>,
@@ -121,6 +170,11 @@ impl SpreadStore {
     {
         stream::iter(items).map(act).buffered(AT_ONCE).try_collect().await
     }
+}
+
+/// Where one site cannot be reached, work goes on at the others.
+fn warn_of<T>(tried: Result<T>) -> Option<T> {
+    tried.map_err(|error| tracing::warn!(error = %error, "a topic of the store is left out for now")).ok()
 }
 
 /// Refuses what would need several slots at one moment.

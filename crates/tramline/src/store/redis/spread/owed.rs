@@ -6,15 +6,16 @@ use crate::error::Result;
 use crate::model::id::{TallyId, TopicId};
 use crate::model::tally::{Ack, Ending, Items};
 use crate::model::time::Time;
+use crate::store::redis::RedisStore;
 use crate::store::redis::catalog::{read, written};
 use crate::store::redis::session::Session;
 use crate::store::redis::tally::ack;
 use crate::store::redis::tuple::{Columns, Tuple};
-use crate::store::redis::{RedisStore, Role};
-use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::SeqCst;
 
-/// How many notes are passed on at a time.
-const SOME: usize = 100;
+/// How many notes are passed on at a time, and how often one sweep does that.
+const SOME: usize = 200;
+const ROUNDS: u32 = 50;
 
 /// A note as it is stored: the tally, whether the items failed, and which they are.
 type Row = (i64, bool, Vec<(u64, u64)>);
@@ -51,20 +52,23 @@ fn first(session: &Session<'_>) -> Result<Vec<(Vec<u8>, Ack)>> {
 
 impl RedisStore {
     /// True if steps of this process have made notes since this was asked last.
-    pub(super) fn owes(&self) -> bool {
-        self.role == Role::Site && self.owes.swap(false, std::sync::atomic::Ordering::SeqCst)
+    fn owes(&self) -> bool {
+        self.owes.swap(false, SeqCst)
     }
 }
 
 impl SpreadStore {
     /// Passes on what a site owes, if this process knows of something. Gives the tallies that have news. What cannot be passed on now is
-    /// left to a sweep.
+    /// left to a sweep, and what others owe is left to them.
     pub(super) async fn pay(&self, topic: TopicId, now: Option<Time>) -> Vec<TallyId> {
         if !self.site(topic).owes() {
             return Vec::new();
         }
-        match self.pay_all(topic, now).await {
-            Ok(news) => news,
+        match self.pay_some(topic, now).await {
+            Ok((news, more)) => {
+                self.site(topic).owes.fetch_or(more, SeqCst);
+                news
+            }
             Err(error) => {
                 tracing::warn!(error = %error, "tallies hear later of items that have ended");
                 Vec::new()
@@ -73,21 +77,34 @@ impl SpreadStore {
     }
 
     /// Passes on all that a site owes.
-    pub(super) async fn pay_all(&self, topic: TopicId, now: Option<Time>) -> Result<Vec<TallyId>> {
-        let (site, mut news) = (self.site(topic), BTreeSet::new());
-        loop {
-            let notes = site.read(now, first).await?;
-            if notes.is_empty() {
-                return Ok(news.into_iter().collect());
+    pub(super) async fn pay_all(&self, topic: TopicId, now: Option<Time>) -> Result<()> {
+        for _ in 0..ROUNDS {
+            if !self.pay_some(topic, now).await?.1 {
+                break;
             }
-            let acks: Vec<Ack> = notes.iter().map(|(_, ack)| ack.clone()).collect();
-            let acked = self.home.write(now, |session: &Session<'_>| ack::end(session, &acks, true, 0)).await?;
-            news.extend(acked.news);
-            let tick_off = |session: &Session<'_>| {
-                notes.iter().for_each(|(member, _)| session.withdraw(session.key("owed"), member.clone()));
-                Ok(())
-            };
-            site.write(now, tick_off).await?;
         }
+        Ok(())
     }
+
+    /// Gives the tallies that have news, and whether there may be more to pass on.
+    async fn pay_some(&self, topic: TopicId, now: Option<Time>) -> Result<(Vec<TallyId>, bool)> {
+        let site = self.site(topic);
+        let notes = site.read(now, first).await?;
+        if notes.is_empty() {
+            return Ok((Vec::new(), false));
+        }
+        let acks: Vec<Ack> = notes.iter().map(|(_, ack)| ack.clone()).collect();
+        let acked = self.home.write(now, |session: &Session<'_>| ack::end(session, &acks, true, 0)).await?;
+        let tick_off = |session: &Session<'_>| {
+            notes.iter().for_each(|(member, _)| session.withdraw(session.key("owed"), member.clone()));
+            Ok(())
+        };
+        site.write(now, tick_off).await?;
+        Ok((acked.news, notes.len() == SOME))
+    }
+}
+
+/// True if a site owes nothing.
+pub(super) fn is_paid(session: &Session<'_>) -> Result<bool> {
+    Ok(session.range(&session.key("owed"), Tuple::new().all(), 1)?.is_empty())
 }

@@ -5,9 +5,10 @@ use crate::error::Result;
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::Store;
-use crate::store::redis::push;
+use crate::store::redis::{RedisStore, push};
 use crate::store::verbs::{Gather, Gathered, PushEntry};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 impl SpreadStore {
     pub(super) async fn board(&self, now: Option<Time>) -> Result<Vec<PushEntry>> {
@@ -28,9 +29,10 @@ impl SpreadStore {
 
     pub(super) async fn gather_all(&self, gather: Gather) -> Result<Gathered> {
         let subscription = self.subscription(gather.subscription).await?;
-        let at_site = |topic| async move { self.site(topic).gather(gather).await };
+        let ask = |site: Arc<RedisStore>| async move { site.gather(gather).await };
+        let at_site = |topic| self.at(gather.subscription, topic, ask);
         let mut sum: Option<Gathered> = None;
-        for some in self.each(self.topics_of(&subscription), at_site).await? {
+        for some in self.each(self.topics_of(&subscription), at_site).await?.into_iter().flatten() {
             sum = Some(sum.map_or(some, |sum| plus(sum, some)));
         }
         match sum {

@@ -8,7 +8,7 @@ use crate::model::mask::Mask;
 use crate::model::subscription::{Topic, TopicSettings};
 use crate::model::time::Time;
 use crate::store::redis::options::RedisOptions;
-use crate::store::redis::session::Session;
+use crate::store::redis::session::{Session, number};
 use crate::store::redis::{RedisStore, Role, catalog, opening};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,8 @@ const CHUNK_BITS: u32 = 40;
 const MOST_TOPICS: i64 = (1 << 17) - 1;
 /// How often a number for a new topic is drawn until one is free: only what a fail-over has forgotten can be in the way.
 const DRAWS: u32 = 100;
+/// So many numbers of a topic are left alone: more than one emit takes.
+const RESERVE: i64 = 1 << 20;
 
 /// The sites that this process has met.
 #[derive(Debug, Default)]
@@ -86,6 +88,7 @@ impl SpreadStore {
         };
         let topic = self.home.write(now, insert).await?;
         self.bring_up(topic.id).await?;
+        // Somebody else was quicker.
         if topic.id != id {
             self.leave(id).await?;
         }
@@ -105,6 +108,8 @@ impl SpreadStore {
             if self.site(id).add(now, |session| take(session, id)).await? {
                 return Ok(id);
             }
+            // Home has forgotten that there was such a topic; what is left of it goes.
+            self.home.write(now, |session: &Session<'_>| abandon(session, id)).await?;
         }
         Err(Error::unavailable("the slots of new topics are taken", "try again"))
     }
@@ -117,24 +122,53 @@ impl SpreadStore {
     }
 }
 
-/// Begins to number what is in the slot. False if the slot is taken.
+/// Says that a topic is gone, and that something may be left where it was.
+pub(super) fn abandon(session: &Session<'_>, topic: TopicId) -> Result<()> {
+    session.put(session.key("leaving"), topic.to_string(), Vec::new());
+    copies::mark(session, [topic]).map(drop)
+}
+
+/// Begins to number what is in the slot. False if the slot is taken, or was.
 fn take(session: &Session<'_>, topic: TopicId) -> Result<bool> {
     let meta = session.key("meta");
-    if session.get(&meta, b"layout")?.is_some() {
+    if session.get(&meta, b"layout")?.is_some() || session.get(&meta, b"copied")?.is_some() {
         return Ok(false);
     }
-    opening::mark(session)?;
-    for counter in ["chunk", "drop"] {
-        session.put(meta.clone(), counter, base(topic).to_string().into_bytes());
-    }
+    number_from_base(session, topic)?;
     Ok(true)
 }
 
-/// What a site has however little is in it.
+/// Sees to it that what is in the slot gets numbers of the topic.
+pub(super) fn number_from_base(session: &Session<'_>, topic: TopicId) -> Result<()> {
+    opening::mark(session)?;
+    let meta = session.key("meta");
+    for counter in ["chunk", "drop"] {
+        if number(session.get(&meta, counter.as_bytes())?) < base(topic) {
+            session.put(meta.clone(), counter, base(topic).to_string().into_bytes());
+        }
+    }
+    Ok(())
+}
+
+/// True unless all numbers of a topic are used up.
+pub(in crate::store::redis) fn has_numbers(last: ChunkId) -> bool {
+    let left = (1 << CHUNK_BITS) - 1 - (last.0 & ((1 << CHUNK_BITS) - 1));
+    left > RESERVE
+}
+
+/// What a site has however little is in it. What stays says that the slot was used: whoever is late with an old copy changes nothing.
 fn vacate(session: &Session<'_>) -> Result<()> {
-    for what in ["meta", "slices", "size", "totals", "once", "unique", "deleted"] {
+    let tables =
+        ["slices", "size", "totals", "once", "unique", "deleted", "joined", "fates", "fates_by_expiry"];
+    let records = ["drops", "dropped", "drop_totals", "drop_last"];
+    for what in tables.into_iter().chain(records) {
         session.forget(session.key(what));
     }
+    let meta = session.key("meta");
+    for field in session.all(&meta)?.into_keys() {
+        session.remove(meta.clone(), field);
+    }
+    session.put(meta, "copied", i64::MAX.to_string().into_bytes());
     Ok(())
 }
 

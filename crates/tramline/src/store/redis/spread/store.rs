@@ -1,6 +1,7 @@
 //! The verbs: at home, at one site, or at all that a subscription has.
 
-use super::copies::{mark, mark_those_of, put_start, remove_start};
+use super::copies::{mark, mark_those_of, put_join, remove_join};
+use super::sites::abandon;
 use super::{SpreadStore, check_spread};
 use crate::error::Result;
 use crate::model::dropped::DropRecord;
@@ -53,8 +54,7 @@ impl Store for SpreadStore {
         let step = |session: &Session<'_>| {
             let id = session.catalog().require_topic(name)?.id;
             catalog::delete_topic(session, name)?;
-            session.put(session.key("leaving"), id.to_string(), Vec::new());
-            mark(session, [id])?;
+            abandon(session, id)?;
             Ok(id)
         };
         let id = self.home.write(None, step).await?;
@@ -64,6 +64,7 @@ impl Store for SpreadStore {
     async fn put_subscription(&self, put: PutSubscription) -> Result<Subscription> {
         put.check()?;
         check_spread(&put.topics, &put.policy)?;
+        put.check_change(self.catalog().await?.subscription_named(&put.name))?;
         self.create_missing(&put.topics, put.now).await?;
         let step = |session: &Session<'_>| {
             let before = session.catalog();
@@ -71,14 +72,14 @@ impl Store for SpreadStore {
             let topics = touched(&before, &put.name, put.topics.iter().map(String::as_str));
             let subscription = catalog::put_subscription(session, &put)?;
             let had = had.map(|had| had.topics).unwrap_or_default();
+            let change = mark(session, topics.iter().copied())?;
             for topic in before.topics().iter().filter(|topic| topics.contains(&topic.id)) {
                 match (had.contains(&topic.name), subscription.topics.contains(&topic.name)) {
-                    (false, true) => put_start(session, subscription.id, topic.id, put.start),
-                    (true, false) => remove_start(session, subscription.id, topic.id),
+                    (false, true) => put_join(session, subscription.id, topic.id, change, put.start),
+                    (true, false) => remove_join(session, subscription.id, topic.id),
                     _ => {}
                 }
             }
-            mark(session, topics.iter().copied())?;
             Ok((subscription, topics))
         };
         let (subscription, topics) = self.home.write(put.now, step).await?;
@@ -95,7 +96,7 @@ impl Store for SpreadStore {
             let before = session.catalog();
             let id = before.require_subscription_named(name)?.id;
             let topics = mark_those_of(session, &[id])?;
-            topics.iter().for_each(|topic| remove_start(session, id, *topic));
+            topics.iter().for_each(|topic| remove_join(session, id, *topic));
             catalog::delete_subscription(session, name)?;
             Ok(topics)
         };

@@ -1,8 +1,9 @@
 //! Workers and housekeeping: home knows who lives, and every site ends for itself what the dead held.
 
-use super::SpreadStore;
-use super::placed::forget_refused;
+use super::owed::is_paid;
+use super::placed::forget_fates;
 use super::sites::{before, topic_of};
+use super::{SpreadStore, warn_of};
 use crate::error::Result;
 use crate::model::id::{Incarnation, SubscriptionId, TopicId};
 use crate::model::time::Time;
@@ -23,47 +24,69 @@ const SITES: usize = 64;
 pub(super) struct Rounds(AtomicUsize);
 
 impl SpreadStore {
+    /// A sign of life, after what a former self held was set free.
     pub(super) async fn beat_at_home(&self, given: &Beat) -> Result<Vec<Worker>> {
-        for worker in self.home.read(given.now, workers).await? {
-            if worker.name == given.name && worker.incarnation != given.incarnation {
-                self.end_leases_of(given.now, worker.incarnation).await?;
-                self.strike_out(given.now, worker.incarnation).await?;
-            }
+        let is_former =
+            |worker: &Worker, _| worker.name == given.name && worker.incarnation != given.incarnation;
+        let known = self.home.read(given.now, workers).await?;
+        for worker in known.into_iter().filter(|worker| is_former(worker, Time(0))) {
+            self.bury_one(given.now, worker.incarnation, is_former).await?;
         }
         self.home.write(given.now, |session: &Session<'_>| sweep::beat(session, given)).await
     }
 
-    /// What a dead worker held is free, at every site. Gives the subscriptions that have work again.
-    async fn end_leases_of(
+    /// What a worker held is free, at every site, as long as it is known to be dead. Gives the subscriptions that have work again, if
+    /// it was so. A site that cannot be reached now hears of it the next time.
+    async fn bury_one(
         &self,
         now: Option<Time>,
         owner: Incarnation,
-    ) -> Result<BTreeSet<SubscriptionId>> {
-        let at_site = |topic| async move { self.site(topic).end_leases_of(now, owner, |_| Ok(true)).await };
-        Ok(self.each(self.all_topics().await?, at_site).await?.into_iter().flatten().collect())
-    }
-
-    async fn strike_out(&self, now: Option<Time>, owner: Incarnation) -> Result<()> {
-        let strike = |session: &Session<'_>| {
-            session.remove(workers_key(session), owner.to_string());
-            Ok(())
+        is_dead: impl Fn(&Worker, Time) -> bool + Copy,
+    ) -> Result<Option<BTreeSet<SubscriptionId>>> {
+        let still = |session: &Session<'_>| {
+            let worker = workers(session)?.into_iter().find(|worker| worker.incarnation == owner);
+            Ok(worker.is_some_and(|worker| is_dead(&worker, session.now)))
         };
-        self.home.write(now, strike).await
+        let at_site = |topic| async move {
+            // Whoever gives a sign of life meanwhile keeps what is left.
+            if !self.home.read(now, still).await? {
+                return Ok(BTreeSet::new());
+            }
+            self.site(topic).end_leases_of(now, owner, |_| Ok(true)).await
+        };
+        let (mut woken, mut everywhere) = (BTreeSet::new(), true);
+        for ended in self.side_by_side(self.all_topics().await?, at_site).await {
+            match warn_of(ended) {
+                Some(some) => woken.extend(some),
+                None => everywhere = false,
+            }
+        }
+        let strike_out = |session: &Session<'_>| {
+            let is_over = everywhere && still(session)?;
+            if is_over {
+                session.remove(workers_key(session), owner.to_string());
+            }
+            Ok(is_over)
+        };
+        let is_over = self.home.write(now, strike_out).await?;
+        Ok((is_over || !woken.is_empty()).then_some(woken))
     }
 
     pub(super) async fn bury_at_all(&self, given: &Bury) -> Result<Buried> {
+        let is_dead = |worker: &Worker, now: Time| worker.beat_at <= now.before(given.dead_after);
         let dead = self.home.silent(given).await?;
-        let mut wake = BTreeSet::new();
-        let some: Vec<&Worker> = dead.iter().take(given.limit as usize).collect();
-        for worker in &some {
-            wake.extend(self.end_leases_of(given.now, worker.incarnation).await?);
-            self.strike_out(given.now, worker.incarnation).await?;
+        let (mut workers, mut wake) = (0, BTreeSet::new());
+        for worker in dead.iter().take(given.limit as usize) {
+            if let Some(woken) = self.bury_one(given.now, worker.incarnation, is_dead).await? {
+                workers += 1;
+                wake.extend(woken);
+            }
         }
-        let workers = some.len() as u64;
-        Ok(Buried { workers, wake: wake.into_iter().collect(), more: dead.len() > some.len() })
+        let more = dead.len() > given.limit as usize;
+        Ok(Buried { workers, wake: wake.into_iter().collect(), more })
     }
 
-    /// Home, what others left undone, and some of the sites.
+    /// Home, what others left undone, and some of the sites. One that cannot be reached is left out.
     pub(super) async fn sweep_some(&self, given: &Sweep) -> Result<Swept> {
         let mut wake = BTreeSet::new();
         let (mut workers, mut more) = (0, false);
@@ -72,14 +95,16 @@ impl SpreadStore {
             (workers, more) = (buried.workers, buried.more);
             wake.extend(buried.wake);
         }
-        self.begin_anew().await?;
         self.catch_up().await?;
         self.resolve_all(given.now).await?;
         let alone = Sweep { dead_after: None, ..given.clone() };
-        more |= self.clear_deleted(&alone).await?;
+        for topic in self.home.read(None, deleted).await? {
+            more |= warn_of(self.clear_deleted(topic, &alone).await).unwrap_or_default();
+        }
         let mut swept = self.home.sweep(alone.clone()).await?;
         let topics = self.some_topics().await?;
-        for one in self.each(topics, |topic| self.sweep_site(topic, &alone)).await? {
+        for one in self.side_by_side(topics, |topic| self.sweep_site(topic, &alone)).await {
+            let Some(one) = warn_of(one) else { continue };
             swept.chunks += one.chunks;
             more |= one.more;
             wake.extend(one.wake);
@@ -89,11 +114,12 @@ impl SpreadStore {
     }
 
     async fn sweep_site(&self, topic: TopicId, sweep: &Sweep) -> Result<Swept> {
+        self.catch_up_after_loss(topic).await?;
         let site = self.site(topic);
-        let swept = site.sweep(sweep.clone()).await;
+        let swept = site.sweep(sweep.clone()).await?;
         self.pay_all(topic, sweep.now).await?;
-        site.write(sweep.now, forget_refused).await?;
-        swept
+        let more = site.write(sweep.now, forget_fates).await?;
+        Ok(Swept { more: more || swept.more, ..swept })
     }
 
     /// The next topics in turn.
@@ -107,24 +133,23 @@ impl SpreadStore {
         Ok(topics)
     }
 
-    /// Sites of topics that were deleted, until nothing is left in them. True if something is.
-    async fn clear_deleted(&self, sweep: &Sweep) -> Result<bool> {
-        let mut more = false;
-        for topic in self.home.read(None, deleted).await? {
-            self.bring_up(topic).await?;
-            self.sweep_site(topic, sweep).await?;
-            if !self.site(topic).read(None, erase::is_clear).await? {
-                more = true;
-                continue;
-            }
-            self.leave(topic).await?;
-            let forget = |session: &Session<'_>| {
-                session.remove(session.key("leaving"), topic.to_string());
-                Ok(())
-            };
-            self.home.write(None, forget).await?;
+    /// The site of a topic that was deleted, until nothing is left in it. True if something is.
+    async fn clear_deleted(&self, topic: TopicId, sweep: &Sweep) -> Result<bool> {
+        self.bring_up(topic).await?;
+        let site = self.site(topic);
+        site.sweep(sweep.clone()).await?;
+        self.pay_all(topic, sweep.now).await?;
+        let is_clear = |session: &Session<'_>| Ok(erase::is_clear(session)? && is_paid(session)?);
+        if !site.read(None, is_clear).await? {
+            return Ok(true);
         }
-        Ok(more)
+        self.leave(topic).await?;
+        let forget = |session: &Session<'_>| {
+            session.remove(session.key("leaving"), topic.to_string());
+            Ok(())
+        };
+        self.home.write(None, forget).await?;
+        Ok(false)
     }
 
     /// One step, at one site: of what is retained site by site, of work where it is oldest.

@@ -36,7 +36,12 @@ pub(in crate::store::redis) fn events_ended(session: &Session<'_>, ended: &[Ende
 }
 
 /// Ends items. With `amend`, failed ones become done.
-pub(in crate::store::redis) fn end(session: &Session<'_>, acks: &[Ack], amend: bool, by: i64) -> Result<AckedItems> {
+pub(in crate::store::redis) fn end(
+    session: &Session<'_>,
+    acks: &[Ack],
+    amend: bool,
+    by: i64,
+) -> Result<AckedItems> {
     let acks = Acks::new(acks, amend);
     rows::expect(session, acks.tallies().into_iter())?;
     let mut standings = HashMap::new();

@@ -3,9 +3,8 @@
 use super::{ack, outbox, rows};
 use crate::error::{Kind, Result};
 use crate::model::event::Event;
-use crate::model::id::SubscriptionId;
+use crate::model::id::{SubscriptionId, TallyId};
 use crate::model::tally::Ack;
-use crate::model::tally::news::Outgoing;
 use crate::store::redis::emit;
 use crate::store::redis::session::Session;
 use crate::store::verbs::Emission;
@@ -13,85 +12,99 @@ use crate::store::verbs_tally::{Deliver, Delivered};
 use std::collections::BTreeSet;
 
 pub(in crate::store::redis) fn deliver(session: &Session<'_>, deliver: Deliver) -> Result<Delivered> {
-    let due = due(session, deliver)?;
-    let answers = match &due.events[..] {
-        [] => Vec::new(),
-        _ => emit::emit(session, &due.units())?,
-    };
-    let delivered = take_out(session, deliver, &due)?;
-    Ok(Delivered { wake: wake(answers)?, ..delivered })
-}
-
-/// What is to be told now.
-pub(in crate::store::redis) struct Due {
-    waiting: Vec<(Vec<u8>, Outgoing)>,
-    pub(in crate::store::redis) events: Vec<Event>,
-    acks: Vec<Ack>,
-}
-
-impl Due {
-    /// Each event for itself.
-    pub(in crate::store::redis) fn units(&self) -> Vec<Vec<Event>> {
-        self.events.iter().map(|event| vec![event.clone()]).collect()
+    let news = due(session, deliver)?;
+    let units: Vec<Vec<Event>> =
+        news.iter().filter_map(News::event).map(|event| vec![event.clone()]).collect();
+    let answers = if units.is_empty() { Vec::new() } else { emit::emit(session, &units)? };
+    let mut wake = BTreeSet::new();
+    for answer in answers {
+        wake.extend(wakes(answer)?);
     }
+    let delivered = take_out(session, deliver, &news)?;
+    Ok(Delivered { wake: wake.into_iter().collect(), ..delivered })
 }
 
-/// The first news, as events, and as what parents have to hear.
-pub(in crate::store::redis) fn due(session: &Session<'_>, deliver: Deliver) -> Result<Due> {
-    let waiting = outbox::waiting(session, deliver.limit)?;
-    let (mut events, mut acks): (Vec<Event>, Vec<Ack>) = (Vec::new(), Vec::new());
-    for (_, out) in &waiting {
-        match out.news.for_parent() {
-            Some(ending) => {
-                let parent = rows::stored(session, out.tally)?.and_then(|stored| stored.parent());
-                acks.extend(parent.map(|item| Ack {
-                    tally: item.tally,
-                    items: vec![item.number.into()],
-                    ending,
-                }));
-            }
-            None => {
-                if let Some(kept) = rows::note(session, out.tally, out.news as i16)? {
-                    events.push(out.event(&kept)?);
-                }
-            }
+/// A piece of news that waits, and what it becomes.
+pub(in crate::store::redis) struct News {
+    member: Vec<u8>,
+    tally: TallyId,
+    becomes: Becomes,
+}
+
+enum Becomes {
+    Event(Box<Event>),
+    /// Its parent hears how the item ended.
+    Ack(Ack),
+    Nothing,
+}
+
+impl News {
+    /// The event that it becomes, if it becomes one.
+    pub(in crate::store::redis) fn event(&self) -> Option<&Event> {
+        match &self.becomes {
+            Becomes::Event(event) => Some(event),
+            Becomes::Ack(_) | Becomes::Nothing => None,
         }
     }
-    Ok(Due { waiting, events, acks })
+}
+
+/// The first news.
+pub(in crate::store::redis) fn due(session: &Session<'_>, deliver: Deliver) -> Result<Vec<News>> {
+    let waiting = outbox::waiting(session, deliver.limit)?;
+    let mut news = Vec::with_capacity(waiting.len());
+    for (member, out) in waiting {
+        let becomes = match out.news.for_parent() {
+            Some(ending) => {
+                let parent = rows::stored(session, out.tally)?.and_then(|stored| stored.parent());
+                let ack = |tally, number: u64| Ack { tally, items: vec![number.into()], ending };
+                parent.map(|item| Becomes::Ack(ack(item.tally, item.number)))
+            }
+            None => {
+                let kept = rows::note(session, out.tally, out.news as i16)?;
+                kept.map(|kept| out.event(&kept)).transpose()?.map(|event| Becomes::Event(Box::new(event)))
+            }
+        };
+        news.push(News { member, tally: out.tally, becomes: becomes.unwrap_or(Becomes::Nothing) });
+    }
+    Ok(news)
 }
 
 /// News leave the outbox, and parents hear of their items. What somebody else has taken out meanwhile is not counted.
-pub(in crate::store::redis) fn take_out(
+pub(in crate::store::redis) fn take_out<'n>(
     session: &Session<'_>,
     deliver: Deliver,
-    due: &Due,
+    news: impl IntoIterator<Item = &'n News>,
 ) -> Result<Delivered> {
-    let still: BTreeSet<Vec<u8>> =
-        outbox::waiting(session, deliver.limit)?.into_iter().map(|(member, _)| member).collect();
-    let mut count = 0;
-    for (member, out) in due.waiting.iter().filter(|(member, _)| still.contains(member)) {
-        outbox::take_out(session, member.clone(), out.tally);
-        count += 1;
+    let waiting = outbox::waiting(session, deliver.limit)?;
+    let still: BTreeSet<&Vec<u8>> = waiting.iter().map(|(member, _)| member).collect();
+    let (mut count, mut acks) = (0, Vec::new());
+    for News { member, tally, becomes } in news {
+        if let Becomes::Ack(ack) = becomes {
+            acks.push(ack.clone());
+        }
+        if still.contains(member) {
+            outbox::take_out(session, member.clone(), *tally);
+            count += 1;
+        }
     }
-    let acked = ack::end(session, &due.acks, false, 0)?;
+    let acked = ack::end(session, &acks, false, 0)?;
     Ok(Delivered {
         count,
         wake: Vec::new(),
         completed: acked.completed.into_iter().map(|completed| completed.id).collect(),
-        more: due.waiting.len() >= deliver.limit as usize || !acked.news.is_empty(),
+        more: count >= u64::from(deliver.limit) || !acked.news.is_empty(),
     })
 }
 
-/// Who has work because of events that were emitted each for itself. One that is refused will never be taken: its key was used by
-/// somebody else.
-pub(in crate::store::redis) fn wake(answers: Vec<Result<Emission>>) -> Result<Vec<SubscriptionId>> {
-    let mut wake = BTreeSet::new();
-    for answer in answers {
-        match answer {
-            Ok(emission) => wake.extend(emission.wake),
-            Err(error) if error.kind() == Kind::Unavailable => return Err(error),
-            Err(error) => tracing::error!(error = %error, "the event of a tally was refused and is lost"),
+/// Who has work because of an event that was emitted for itself. One that is refused will never be taken: its key was used by somebody
+/// else.
+pub(in crate::store::redis) fn wakes(answer: Result<Emission>) -> Result<Vec<SubscriptionId>> {
+    match answer {
+        Ok(emission) => Ok(emission.wake),
+        Err(error) if error.kind() == Kind::Unavailable => Err(error),
+        Err(error) => {
+            tracing::error!(error = %error, "the event of a tally was refused and is lost");
+            Ok(Vec::new())
         }
     }
-    Ok(wake.into_iter().collect())
 }

@@ -22,6 +22,16 @@ pub(super) fn extend(session: &Session<'_>, tally: TallyId, added: Added, with: 
     }
 }
 
+/// Takes an addition back. False if it is not there.
+pub(super) fn take_back(session: &Session<'_>, tally: TallyId, added: Added) -> Result<bool> {
+    let index = of(session, "tally_extents", tally);
+    let range = Tuple::new().with(&[(added.first / PART).cast_signed()]).all();
+    let found = session.range(&index, range, 1)?.pop();
+    let is_there = found.is_some();
+    found.into_iter().for_each(|member| session.withdraw(index.clone(), member));
+    Ok(is_there)
+}
+
 /// What was added under a token.
 pub(super) fn added(session: &Session<'_>, tally: TallyId, token: i64) -> Result<Option<Added>> {
     let row = session.get(&of(session, "tally_tokens", tally), token.to_string().as_bytes())?;

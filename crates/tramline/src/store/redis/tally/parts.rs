@@ -10,6 +10,7 @@ use crate::model::time::Time;
 use crate::plan::tally::{ItemRow, Unfinished};
 use crate::store::redis::pack::{Packer, Unpacker};
 use crate::store::redis::session::{Session, hget, number};
+use std::ops::Range;
 
 /// A part as it is stored.
 struct PartRow {
@@ -133,6 +134,18 @@ pub(super) fn finished(session: &Session<'_>, tally: TallyId, parts: &[u64]) -> 
         }
     }
     Ok((count, sums))
+}
+
+/// True if some item of these parts has ended.
+pub(super) fn are_touched(session: &Session<'_>, tally: TallyId, parts: Range<u64>) -> Result<bool> {
+    let table = of(session, "tally_parts", tally);
+    session.expect(parts.clone().map(|part| hget(&table, part.to_string().as_bytes())))?;
+    for part in parts {
+        if session.get(&table, part.to_string().as_bytes())?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Forgets all parts of a tally that is gone: the server frees them beside its work.
