@@ -1,6 +1,6 @@
 //! Draining a backlog with workers whose handlers do nothing, through the public API.
 
-use super::emit::{bulk as emit_bulk, concurrently as emit_concurrently, event};
+use super::emit::{BULK, bulk as emit_bulk, concurrently as emit_concurrently, event};
 use super::queries::QueryCounter;
 use super::row::{BoxError, rate};
 use super::target::Target;
@@ -21,6 +21,8 @@ const TIMED: usize = 500_000;
 const PRODUCERS: usize = 256;
 /// The keys of ordered events.
 const KEYS: usize = 10_000;
+/// How many topics there are where there are many.
+const TOPICS: usize = 16;
 
 /// `emit_bulk` and `drain`: no order.
 pub(super) async fn bulk(
@@ -33,6 +35,27 @@ pub(super) async fn bulk(
     let backlog = Backlog::prepare(target, &name, false).await?;
     samples.add("emit_bulk", backlog.fill(target, size.events).await?);
     samples.add("drain", backlog.drain(target, size.events).await?);
+    backlog.remove().await
+}
+
+/// `emit_topics` and `drain_topics`: the same over many topics, with one subscription of all of them; and `busiest_node_percent`, of a Redis
+/// Cluster: how much of the processor's time that its nodes took for that was of one node.
+pub(super) async fn topics(
+    target: &Target,
+    size: Size,
+    round: usize,
+    samples: &mut Samples,
+) -> Result<(), BoxError> {
+    let topics = (0..TOPICS).map(|n| format!("topics/{round}/{n}")).collect();
+    let backlog = Backlog::over(target, &format!("topics/{round}"), topics, false).await?;
+    let before = target.busy().await?;
+    samples.add("emit_topics", backlog.fill(target, size.events).await?);
+    samples.add("drain_topics", backlog.drain(target, size.events).await?);
+    let busy = target.busy().await?.into_iter().zip(before).map(|(after, before)| after - before);
+    let (busiest, all) = busy.fold((0.0_f64, 0.0), |(most, all), busy| (most.max(busy), all + busy));
+    if all > 0.0 {
+        samples.add("busiest_node_percent", busiest / all * 100.0);
+    }
     backlog.remove().await
 }
 
@@ -105,22 +128,34 @@ pub(super) async fn statements(
     Backlog { tram: target.open().await?, ..backlog }.remove().await
 }
 
-/// A topic and its one subscription, both of the same name.
+/// Topics and their one subscription.
 struct Backlog {
     tram: Tramline,
     name: String,
+    topics: Vec<String>,
     ordered: bool,
 }
 
 impl Backlog {
+    /// Of one topic, which has the name of the subscription.
     async fn prepare(target: &Target, name: &str, ordered: bool) -> Result<Backlog, BoxError> {
-        let backlog = Backlog { tram: target.open().await?, name: name.to_owned(), ordered };
+        Backlog::over(target, name, vec![name.to_owned()], ordered).await
+    }
+
+    async fn over(
+        target: &Target,
+        name: &str,
+        topics: Vec<String>,
+        ordered: bool,
+    ) -> Result<Backlog, BoxError> {
+        let backlog = Backlog { tram: target.open().await?, name: name.to_owned(), topics, ordered };
         backlog.worker(&backlog.tram).subscribe().await?;
         Ok(backlog)
     }
 
     fn worker(&self, tram: &Tramline) -> tramline::Worker {
-        let worker = tram.worker(&self.name).topics([self.name.as_str()]).concurrency(CONCURRENCY);
+        let topics = self.topics.iter().map(String::as_str);
+        let worker = tram.worker(&self.name).topics(topics).concurrency(CONCURRENCY);
         if self.ordered { worker.ordered_by_key() } else { worker }
     }
 
@@ -128,11 +163,11 @@ impl Backlog {
         emit_bulk(&self.tram, target.tasks(), events, self.maker()).await
     }
 
-    /// Makes the n-th event.
+    /// Makes the n-th event. Those that are emitted together are of one topic.
     fn maker(&self) -> impl Fn(usize) -> Event + Clone + Send + 'static {
-        let (topic, ordered) = (self.name.clone(), self.ordered);
+        let (topics, ordered) = (self.topics.clone(), self.ordered);
         move |n: usize| {
-            let event = event(&topic);
+            let event = event(&topics[n / BULK % topics.len()]);
             // Multiplying by a large odd number spreads the keys like chance would, the same way in every run.
             if ordered {
                 event.key(format!("key:{}", (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) % KEYS))
@@ -172,7 +207,9 @@ impl Backlog {
 
     async fn remove(self) -> Result<(), BoxError> {
         self.tram.delete_subscription(&self.name).await?;
-        self.tram.delete_topic(&self.name).await?;
+        for topic in &self.topics {
+            self.tram.delete_topic(topic).await?;
+        }
         // What is left of it must not be removed while the next figure is measured.
         while self.tram.sweep().await?.more {}
         self.tram.close().await;

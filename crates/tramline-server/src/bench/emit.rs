@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tramline::{Event, Tramline};
 
 /// How many events one bulk emit holds.
-const BULK: usize = 1024;
+pub(super) const BULK: usize = 1024;
 
 /// An event of the usual size.
 pub(super) fn event(topic: &str) -> Event {

@@ -106,6 +106,8 @@ enum Part {
     Cost,
     /// The server.
     Http,
+    /// Many topics at once, and on a Redis Cluster how its nodes share that; only when named.
+    Topics,
     /// Tallies; only when named.
     Tally,
     /// Push; only when named.
@@ -120,7 +122,8 @@ enum Part {
 
 impl Part {
     fn has_to_be_named(self) -> bool {
-        matches!(self, Part::Tally | Part::Push | Part::Wakes | Part::Pinned | Part::Retention)
+        let named = [Part::Topics, Part::Tally, Part::Push, Part::Wakes, Part::Pinned, Part::Retention];
+        named.contains(&self)
     }
 }
 
@@ -285,6 +288,11 @@ async fn measure(
         // After the memory of the library was read: the clients are part of this process.
         for round in 0..size.rounds {
             http::measure(target, size, round, &mut samples).await?;
+        }
+    }
+    if wanted(Part::Topics) {
+        for round in 0..size.rounds {
+            drain::topics(target, size, round, &mut samples).await?;
         }
     }
     if wanted(Part::Push) {

@@ -9,6 +9,8 @@ use std::time::Duration;
 pub(super) struct Server {
     url: String,
     name: String,
+    /// All servers that were named.
+    all: Vec<String>,
 }
 
 impl Server {
@@ -21,10 +23,9 @@ impl Server {
         let path = path.split('?').next().unwrap_or_default();
         let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
         let sign = if user.is_empty() { "" } else { "@" };
-        let at = |host: &str| Server {
-            url: format!("{scheme}://{user}{sign}{host}{path}"),
-            name: name.to_owned(),
-        };
+        let url = |host: &str| format!("{scheme}://{user}{sign}{host}{path}");
+        let all: Vec<String> = hosts.split(',').map(url).collect();
+        let at = |host: &str| Server { url: url(host), name: name.to_owned(), all: all.clone() };
         let mut unreachable = None;
         for host in hosts.split(',') {
             match at(host).has_the_store().await {
@@ -64,27 +65,60 @@ impl Server {
     }
 
     async fn info(&self, section: &str, field: &str) -> Result<String, BoxError> {
-        let mut info = redis::cmd("INFO");
-        let text: String = info.arg(section).query_async(&mut self.connect().await?).await?;
-        let found = text.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default();
-        Ok(found.trim().to_owned())
+        field_of(&mut self.connect().await?, section, field).await
     }
 
-    /// Removes all keys of the store.
-    pub(super) async fn remove_store(&self) -> Result<(), BoxError> {
-        let mut connection = self.connect().await?;
-        let mut cursor = "0".to_owned();
-        loop {
-            let mut scan = redis::cmd("SCAN");
-            scan.arg(&cursor).arg("MATCH").arg(self.key("*")).arg("COUNT").arg(1000);
-            let (next, keys): (String, Vec<Vec<u8>>) = scan.query_async(&mut connection).await?;
-            if !keys.is_empty() {
-                redis::cmd("UNLINK").arg(keys).query_async::<()>(&mut connection).await?;
+    /// For how many seconds each server has kept a processor busy.
+    pub(super) async fn busy(&self) -> Result<Vec<f64>, BoxError> {
+        let mut busy = Vec::with_capacity(self.all.len());
+        for url in &self.all {
+            let mut server = Client::open(url.as_str())?.get_multiplexed_async_connection().await?;
+            let mut sum = 0.0;
+            for field in ["used_cpu_sys:", "used_cpu_user:"] {
+                sum += field_of(&mut server, "cpu", field).await?.parse::<f64>()?;
             }
-            if next == "0" {
-                return Ok(());
-            }
-            cursor = next;
+            busy.push(sum);
         }
+        Ok(busy)
+    }
+
+    /// Removes all keys of the store, also those that it has on other servers when it is spread.
+    pub(super) async fn remove_store(&self) -> Result<(), BoxError> {
+        for url in self.all.iter().chain([&self.url]) {
+            let mut server = Client::open(url.as_str())?.get_multiplexed_async_connection().await?;
+            for pattern in [self.key("*"), format!("{{{}/*", self.name)] {
+                remove(&mut server, &pattern).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn field_of(
+    server: &mut MultiplexedConnection,
+    section: &str,
+    field: &str,
+) -> Result<String, BoxError> {
+    let text: String = redis::cmd("INFO").arg(section).query_async(server).await?;
+    let found = text.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default();
+    Ok(found.trim().to_owned())
+}
+
+/// Removes all keys of a pattern, each by itself: in a Cluster they may be in several slots.
+async fn remove(server: &mut MultiplexedConnection, pattern: &str) -> Result<(), BoxError> {
+    let mut cursor = "0".to_owned();
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+        let (next, keys): (String, Vec<Vec<u8>>) = scan.query_async(server).await?;
+        let mut unlink = redis::pipe();
+        for key in &keys {
+            unlink.cmd("UNLINK").arg(key).ignore();
+        }
+        unlink.query_async::<()>(server).await?;
+        if next == "0" {
+            return Ok(());
+        }
+        cursor = next;
     }
 }

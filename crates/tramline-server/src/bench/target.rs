@@ -126,6 +126,14 @@ impl Target {
         }
     }
 
+    /// For how many seconds each node of a Redis Cluster has kept a processor busy so far; nothing elsewhere.
+    pub(super) async fn busy(&self) -> Result<Vec<f64>, BoxError> {
+        match self {
+            Target::Redis { server, .. } => server.busy().await,
+            Target::Sqlite { .. } | Target::Postgres { .. } | Target::Mysql { .. } => Ok(Vec::new()),
+        }
+    }
+
     /// What PostgreSQL has written so far; the others do not count it so.
     pub(super) async fn writes(&self) -> Result<Option<Writes>, BoxError> {
         let Target::Postgres { server, schema, .. } = self else { return Ok(None) };

@@ -11,6 +11,7 @@ use crate::model::unique::check_unit;
 use crate::store::Store;
 use crate::store::verbs::{Emission, Emit};
 use crate::wake::Wake;
+use std::collections::HashMap;
 use std::hash::RandomState;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -29,6 +30,8 @@ const TRIES: u32 = 6;
 #[derive(Clone, Debug)]
 pub(crate) struct Emitter {
     inner: Arc<Inner>,
+    /// Where topics are on different servers each has groups of its own, so that none waits for a server that is away.
+    apart: Option<Arc<Mutex<HashMap<String, Arc<Inner>>>>>,
 }
 
 #[derive(Debug)]
@@ -52,6 +55,7 @@ impl Emitter {
         clock: Clock,
         wake: Arc<dyn Wake>,
         lines: Option<usize>,
+        apart: bool,
     ) -> Emitter {
         let inner = Inner {
             store,
@@ -63,7 +67,19 @@ impl Emitter {
             room: Arc::new(Semaphore::new(ROOM)),
             hasher: RandomState::new(),
         };
-        Emitter { inner: Arc::new(inner) }
+        Emitter { inner: Arc::new(inner), apart: apart.then(Arc::default) }
+    }
+
+    /// Who gathers a unit. All share the room.
+    fn gatherer(&self, unit: &[Event]) -> Arc<Inner> {
+        let Some((apart, first)) = self.apart.as_ref().zip(unit.first()) else { return self.inner.clone() };
+        let mut apart = apart.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = apart.get(&first.topic) {
+            return known.clone();
+        }
+        let own = Arc::new(self.inner.alike());
+        apart.insert(first.topic.clone(), own.clone());
+        own
     }
 
     /// Stores the events of one unit, all or none. If the future is dropped, they may be stored or not.
@@ -72,19 +88,20 @@ impl Emitter {
         let bytes = unit.iter().map(Event::weight).sum::<usize>();
         let size = (bytes >> 10).clamp(1, ROOM) as u32;
         let room = self.inner.room.clone().acquire_many_owned(size).await.map_err(|_| closed())?;
-        if self.inner.store_gathers && idempotency(&unit).is_none() {
-            return self.inner.write_alone(unit).await;
+        let inner = self.gatherer(&unit);
+        if inner.store_gathers && idempotency(&unit).is_none() {
+            return inner.write_alone(unit).await;
         }
         let (reply, answer) = oneshot::channel();
         let waiting = Waiting { unit, bytes, reply, _room: room };
-        if self.inner.store_gathers {
-            Box::pin(self.inner.clone().flush(vec![waiting])).await;
+        if inner.store_gathers {
+            Box::pin(inner.flush(vec![waiting])).await;
             return answer.await.map_err(|_| closed())?;
         }
-        match self.inner.claim_a_turn(&waiting.unit) {
+        match inner.claim_a_turn(&waiting.unit) {
             // Nobody else depends on this group, so it needs no task of its own, and no hand-over to one.
             Some(flushing) => drop(Box::pin(write(flushing, vec![waiting])).await),
-            None => self.inner.join(waiting),
+            None => inner.join(waiting),
         }
         answer.await.map_err(|_| closed())?
     }
@@ -186,6 +203,20 @@ async fn write(mut flushing: Flushing, group: Vec<Waiting>) -> Option<Flushing> 
 }
 
 impl Inner {
+    /// Another one that writes to the same store, with emits of its own.
+    fn alike(&self) -> Inner {
+        Inner {
+            store: self.store.clone(),
+            clock: self.clock.clone(),
+            wake: self.wake.clone(),
+            queue: Mutex::new(Queue::new(self.queue().lines.len())),
+            pace: Pace::default(),
+            store_gathers: self.store_gathers,
+            room: self.room.clone(),
+            hasher: RandomState::new(),
+        }
+    }
+
     /// Whoever is about to emit, because the last group answered him, joins the next one: fewer and larger commits. Lets all others run
     /// that can, again and again while some of them come to emit; where nobody does, it goes on at once.
     async fn gather(&self) {

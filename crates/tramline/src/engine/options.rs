@@ -7,6 +7,7 @@ use crate::engine::shed::Ceiling;
 use crate::engine::trace::{NoTraces, Traces};
 use crate::error::Result;
 use crate::store::postgres::PostgresOptions;
+use crate::store::redis::RedisOptions;
 use crate::store::{Opened, Store};
 use crate::wake::in_process::InProcess;
 use crate::wake::mysql::{Pulse, WithInbox};
@@ -202,6 +203,12 @@ impl Options {
     pub(crate) fn flushers(&self) -> Option<usize> {
         let is_redis = crate::store::redis::is_redis(&self.url);
         self.flushers.or(is_redis.then_some(1)).or(self.is_server().then_some(4))
+    }
+
+    /// True if topics may be on different servers.
+    pub(crate) fn is_spread(&self) -> bool {
+        let is_redis = crate::store::redis::is_redis(&self.url);
+        is_redis && self.url.parse::<RedisOptions>().is_ok_and(|options| options.is_spread())
     }
 
     /// Opens the store, and the way hints travel on this kind of store unless another one is set.

@@ -97,7 +97,7 @@ impl Tramline {
         let incarnation = Incarnation::random();
         let (clock, hooks) = (options.clock.clone(), options.hooks.clone());
         let flushers = options.flushers();
-        let emitter = Emitter::new(store.clone(), clock.clone(), wake.clone(), flushers);
+        let emitter = Emitter::new(store.clone(), clock.clone(), wake.clone(), flushers, options.is_spread());
         let name = options.name.unwrap_or_else(|| format!("{}-{:x}", std::process::id(), incarnation.0));
         let who = Identity { incarnation, name, every: options.heartbeat };
         let courier = Courier::new(store.clone(), clock.clone(), wake.clone());

@@ -36,7 +36,7 @@ pub(crate) async fn until_copied(primary: &Server, replica: &Server) {
     until("the replica has all", async || read().await >= written).await;
 }
 
-async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !reached().await {
         assert!(start.elapsed() < PATIENCE, "never came true: {what}");

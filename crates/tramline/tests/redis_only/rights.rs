@@ -10,7 +10,7 @@ use tramline::model::letter::Letters;
 use tramline::model::outcome::Outcome;
 use tramline::model::subscription::Ordering;
 use tramline::store::Store;
-use tramline::store::redis::RedisStore;
+use tramline::store::redis::{RedisStore, SpreadStore};
 use tramline::store::verbs::{
     Beat, ClaimedSlice, FindEvent, Page, ReadLog, Revival, Revive, Settle, SettleSlice, Sweep, Which,
 };
@@ -60,7 +60,7 @@ async fn unused(servers: &[&Server]) -> Vec<String> {
 }
 
 /// One of each: done, tried again, dead; then all the housekeeping.
-async fn works(store: &RedisStore, name: &str, ordering: Ordering) {
+async fn works(store: &dyn Store, name: &str, ordering: Ordering) {
     let id = subscribe_to(store, name, name, ordering).await;
     // From now on claims without order are one script.
     assert!(claim(store, id, 10).await.unwrap().slices.is_empty());
@@ -104,7 +104,7 @@ async fn works(store: &RedisStore, name: &str, ordering: Ordering) {
     store.delete_topic(name).await.unwrap();
 }
 
-async fn keeps_house(store: &RedisStore, id: SubscriptionId) {
+async fn keeps_house(store: &dyn Store, id: SubscriptionId) {
     let incarnation = Incarnation::random();
     let beat = Beat { incarnation, name: "w".into(), subscriptions: vec![id], leaving: false, now: None };
     store.beat(beat).await.unwrap();
@@ -183,4 +183,19 @@ async fn a_user_with_the_documented_rights_may_do_everything_in_a_cluster() {
         assert_eq!(refused(node).await, []);
     }
     assert_eq!(unused(&nodes).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_store_that_is_spread_also_needs_the_keys_of_its_topics() {
+    const KEYS: &str = "~{tramline/*}:*";
+    assert!(std::fs::read_to_string(DOCUMENTATION).unwrap().contains(&format!("`{KEYS}`")));
+    let server = Server::start();
+    admit(&server).await;
+    server.command(&["ACL", "SETUSER", "tramline", KEYS]).await;
+    let url = format!("{}?spread=topics", url(server.port()));
+    let store = SpreadStore::open(url.parse().unwrap()).await.unwrap();
+    works(&store, "plain", Ordering::None).await;
+    works(&store, "ordered", Ordering::Key).await;
+    tracks_and_ticks(&url).await;
+    assert_eq!(refused(&server).await, []);
 }

@@ -1,6 +1,7 @@
 //! A store that is spread over topics.
 
 use crate::bed::{Server, claim, claim_by, done, emit, put, subscribe_to};
+use crate::fail_over::until;
 use redis::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -249,4 +250,79 @@ async fn of_a_deleted_topic_nothing_is_left() {
     assert!(left.is_empty(), "{left:?}");
     let tally = store.tally(NameTally { tally, now: None }).await.unwrap().unwrap();
     assert_eq!((tally.total, tally.failed), (2, 2));
+}
+
+/// Two primaries without replicas, which serve what they have when the other one is away.
+async fn two_nodes() -> [Server; 2] {
+    let node = || {
+        Server::start_with(&["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"])
+    };
+    let nodes = [node(), node()];
+    for (node, (first, last)) in nodes.iter().zip([("0", "8191"), ("8192", "16383")]) {
+        node.command(&["CLUSTER", "ADDSLOTSRANGE", first, last]).await;
+    }
+    nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &nodes[1].port().to_string()]).await;
+    for node in &nodes {
+        until("all slots are known", async || {
+            let Value::Array(ranges) = node.command(&["CLUSTER", "SLOTS"]).await else { return false };
+            ranges.len() == 2
+        })
+        .await;
+    }
+    nodes
+}
+
+#[tokio::test]
+async fn while_one_node_is_away_the_topics_of_the_other_go_on() {
+    let mut nodes = two_nodes().await;
+    let slot = async |key: String| {
+        let Value::Int(slot) = nodes[0].command(&["CLUSTER", "KEYSLOT", &key]).await else { panic!("no slot") };
+        slot
+    };
+    let mut name = String::new();
+    for number in 0.. {
+        name = format!("store{number}");
+        if slot(format!("{{{name}}}")).await < 8192 {
+            break;
+        }
+    }
+    let [one, two] = [0, 1].map(|at: usize| nodes[at].port());
+    let url = format!("redis://127.0.0.1:{one},127.0.0.1:{two}?name={name}&spread=topics&answer_ms=500");
+    let store = SpreadStore::open(url.parse().unwrap()).await.unwrap();
+    let topics: Vec<String> = (0..8).map(|n| format!("t{n}")).collect();
+    let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+    let id = put_to(&store, "q", &topics, Policy::default()).await.unwrap();
+    let (mut here, mut there) = (Vec::new(), Vec::new());
+    for topic in store.topics().await.unwrap() {
+        let is_here = slot(format!("{{{name}/{}}}", topic.id)).await < 8192;
+        if is_here { here.push(topic.name.to_string()) } else { there.push(topic.name.to_string()) }
+    }
+    assert!(!here.is_empty() && !there.is_empty(), "both nodes have some");
+    let mut stored: BTreeSet<EventId> = emit_to(&store, &topics).await.into_iter().collect();
+
+    nodes[1].kill();
+    let unit = |topic: &String| vec![Event::new(topic.as_str(), "y")];
+    let units: Vec<Vec<Event>> = here.iter().chain(&there).map(unit).collect();
+    let answers = store.emit(Emit { units, now: None }).await.unwrap();
+    let (fine, refused) = answers.split_at(here.len());
+    stored.extend(fine.iter().map(|answer| answer.as_ref().unwrap().events[0].id));
+    for answer in refused {
+        assert_eq!(answer.as_ref().unwrap_err().kind(), Kind::Unavailable);
+    }
+    let claimed = claim(&store, id, 100).await.unwrap();
+    let mut seen = ids(&claimed);
+    assert_eq!(seen.len(), 2 * here.len());
+    assert!(done(&store, id, &claimed).await.unwrap().accepted.iter().flatten().all(|taken| *taken));
+    // Housekeeping leaves out what it cannot reach.
+    sweep(&store, None).await;
+
+    nodes[1].restart();
+    until("everything goes on", async || {
+        let Ok(claimed) = claim(&store, id, 100).await else { return false };
+        seen.extend(ids(&claimed));
+        done(&store, id, &claimed).await.unwrap();
+        seen.len() >= stored.len()
+    })
+    .await;
+    assert_eq!(seen, stored);
 }

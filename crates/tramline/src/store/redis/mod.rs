@@ -13,7 +13,8 @@
 //! value, the slices of a chunk are one small hash, and every subscription has one index over its slices, as in SQL.
 //!
 //! Where it is kept. All keys of a store begin with its name in braces, so in a Cluster they are in one slot: a store has one node at
-//! a time, with its replicas and fail-over, and every step is atomic there too. Stores of different names spread over the nodes.
+//! a time, with its replicas and fail-over, and every step is atomic there too. A store that is spread (`spread`) has a slot for each topic and
+//! one for what belongs to none; in each of them everything here is as it is in one slot, but for what a [`Role`] says.
 //!
 //! - `store`: the verbs; `step`: how one is run
 //! - `at_once`: emits, claims and settlements that mostly need one trip
@@ -24,6 +25,7 @@
 //! - `parts`: what is too much for one script
 //! - `limit`, `unique`, `compact`, `rules`, `failures`: what is allowed, what is there already, what gives way, what is stopped, what went wrong
 //! - `renumber`: numbers after a loss
+//! - `spread`: a slot for each topic
 //! - `mend`, `look`, `sweep`, `shed`, `drops`, `erase`, `push`, `remote`, `catalog`, `token`, `examine`: everything else
 
 mod at_once;

@@ -1,28 +1,48 @@
 //! Claims: from one site after the other, or from several at once, each asked for its part of what is wanted.
 
 use super::{AT_ONCE, SpreadStore};
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::Store;
 use crate::store::redis::RedisStore;
 use crate::store::verbs::{Claim, Claimed, ClaimedSlice, Suspects};
 use futures_util::future::join_all;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What a process remembers between claims.
 #[derive(Debug, Default)]
-pub(super) struct Suspicions {
+pub(super) struct Remembered {
     /// Where suspects wait: they are taken first, by who has nothing else in flight.
     waiting: Mutex<BTreeSet<(SubscriptionId, TopicId)>>,
     /// Claims begin at another site every time.
     turn: AtomicUsize,
+    /// Sites that could not be reached, and when.
+    away: Mutex<HashMap<TopicId, Instant>>,
 }
 
-impl Suspicions {
-    fn set(&self, subscription: SubscriptionId, topic: TopicId, waits: bool) {
+/// How long a site that is away is asked only when there is nothing else to do: whoever asks waits for its answer, with all that the
+/// others gave in hand.
+const AWAY: Duration = Duration::from_secs(30);
+
+impl Remembered {
+    fn is_away(&self, topic: TopicId) -> bool {
+        let away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        away.get(&topic).is_some_and(|since| since.elapsed() < AWAY)
+    }
+
+    fn saw(&self, topic: TopicId, claimed: &Result<Claimed>) {
+        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        match claimed {
+            Err(error) if error.kind() == Kind::Unavailable => drop(away.insert(topic, Instant::now())),
+            _ => drop(away.remove(&topic)),
+        }
+    }
+
+    fn set_suspects(&self, subscription: SubscriptionId, topic: TopicId, waits: bool) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         match waits {
             true => waiting.insert((subscription, topic)),
@@ -30,7 +50,7 @@ impl Suspicions {
         };
     }
 
-    fn of(&self, subscription: SubscriptionId, topic: TopicId) -> bool {
+    fn suspects(&self, subscription: SubscriptionId, topic: TopicId) -> bool {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).contains(&(subscription, topic))
     }
 }
@@ -61,7 +81,12 @@ impl SpreadStore {
         if claim.suspects == Suspects::TakeOne && self.take_suspect(claim, topics, &mut all).await? {
             return Ok(all.end());
         }
-        self.claim_by_turns(claim, topics, &mut all).await?;
+        let (away, near): (Vec<TopicId>, Vec<TopicId>) =
+            topics.iter().partition(|topic| self.remembered.is_away(**topic));
+        self.claim_by_turns(claim, &near, &mut all).await?;
+        if all.is_empty() {
+            self.claim_by_turns(claim, &away, &mut all).await?;
+        }
         if claim.suspects == Suspects::TakeOne && all.is_empty() {
             self.take_suspect(claim, topics, &mut all).await?;
         }
@@ -73,7 +98,7 @@ impl SpreadStore {
 
     /// Takes from where suspects wait: one, and nothing else. True if something was taken.
     async fn take_suspect(&self, claim: &Claim, topics: &[TopicId], all: &mut Gathering) -> Result<bool> {
-        for topic in topics.iter().filter(|topic| self.suspicions.of(claim.subscription, **topic)) {
+        for topic in topics.iter().filter(|topic| self.remembered.suspects(claim.subscription, **topic)) {
             let claimed = self.claim_at(claim, *topic).await?;
             if !claimed.slices.is_empty() {
                 all.add(claimed);
@@ -87,7 +112,7 @@ impl SpreadStore {
     async fn claim_by_turns(&self, claim: &Claim, topics: &[TopicId], all: &mut Gathering) -> Result<()> {
         let mut open: VecDeque<TopicId> = topics.iter().copied().collect();
         if !open.is_empty() {
-            open.rotate_left(self.suspicions.turn.fetch_add(1, Relaxed) % topics.len());
+            open.rotate_left(self.remembered.turn.fetch_add(1, Relaxed) % topics.len());
         }
         let mut failed = None;
         while !open.is_empty() && all.wants_more() {
@@ -102,6 +127,7 @@ impl SpreadStore {
             let some: Vec<TopicId> = open.drain(..count).collect();
             let claims = some.into_iter().map(async |topic| (topic, self.claim_at(&part, topic).await));
             for (topic, claimed) in join_all(claims).await {
+                self.remembered.saw(topic, &claimed);
                 match claimed {
                     Ok(claimed) => {
                         let is_full = all.add(claimed) >= quota;
@@ -128,7 +154,7 @@ impl SpreadStore {
         let Some(mut claimed) = self.at(claim.subscription, topic, ask).await? else {
             return Ok(Claimed { now: self.home.now().await?, ..Claimed::default() });
         };
-        self.suspicions.set(claim.subscription, topic, claimed.suspects_wait);
+        self.remembered.set_suspects(claim.subscription, topic, claimed.suspects_wait);
         claimed.news = self.pay(topic, claim.now).await;
         Ok(claimed)
     }

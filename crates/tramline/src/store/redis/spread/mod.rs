@@ -14,7 +14,7 @@
 //!
 //! What takes more than one slot is done step by step, in an order in which nothing is lost whoever dies in between: what is still to be
 //! done is written down first, in the slot where it begins, and whoever sweeps goes on with it. What would need two slots at one moment
-//! is refused.
+//! is refused. `tests/redis_only/spread_given_up.rs` gives each of these up at every point at which it waits.
 
 mod claim;
 mod copies;
@@ -36,7 +36,7 @@ use crate::error::{Error, Kind, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::subscription::{Ordering, Policy, Subscription};
 use crate::store::catalog::Catalog;
-use claim::Suspicions;
+use claim::Remembered;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use sites::Sites;
 pub(super) use sites::has_numbers;
@@ -60,7 +60,7 @@ const AT_ONCE: usize = 16;
 pub struct SpreadStore {
     home: RedisStore,
     sites: Sites,
-    suspicions: Suspicions,
+    remembered: Remembered,
     rounds: Rounds,
 }
 
@@ -74,7 +74,7 @@ impl SpreadStore {
         Ok(SpreadStore {
             home,
             sites: Sites::default(),
-            suspicions: Suspicions::default(),
+            remembered: Remembered::default(),
             rounds: Rounds::default(),
         })
     }
