@@ -31,8 +31,11 @@ const TRIES: u32 = 6;
 pub(crate) struct Emitter {
     inner: Arc<Inner>,
     /// Where topics are on different servers each has groups of its own, so that none waits for a server that is away.
-    apart: Option<Arc<Mutex<HashMap<String, Arc<Inner>>>>>,
+    apart: Option<Arc<Apart>>,
 }
+
+/// Who gathers the emits of each topic.
+type Apart = Mutex<HashMap<String, Arc<Inner>>>;
 
 #[derive(Debug)]
 struct Inner {

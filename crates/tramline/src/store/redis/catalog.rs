@@ -73,6 +73,13 @@ pub(super) fn changed(session: &Session<'_>) -> Result<()> {
     session.refresh()
 }
 
+/// The same where a site has heard what it may have lost: see [`Session::is_untold`].
+pub(super) fn told(session: &Session<'_>) -> Result<()> {
+    let version = session.draw("catalog", 0)?.unsigned_abs() + 1;
+    session.put(session.key("meta"), "catalog", version.to_string().into_bytes());
+    session.refresh()
+}
+
 /// Reads all topics and subscriptions.
 pub(super) fn load(session: &Session<'_>) -> Result<Catalog> {
     session.expect(parts_of(session))?;

@@ -45,6 +45,7 @@ const MOST: usize = 300;
 /// Takes events. Decoding them is left to the caller, after the step. `None` if there was so much to look after before that it takes
 /// another step. Also gives the tallies that have news.
 pub(super) fn claim(session: &Session<'_>, claim: &Claim) -> Result<(Option<RawClaim>, Vec<TallyId>)> {
+    session.require_told()?;
     let catalog = session.catalog();
     let subscription = catalog.require_subscription(claim.subscription)?;
     expect(session, claim.subscription, &subscription.policy)?;

@@ -82,6 +82,7 @@ fn parts(units: Vec<Vec<Event>>) -> Vec<Vec<Vec<Event>>> {
 
 /// Stores units. Each unit gets an answer of its own.
 pub(super) fn emit(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Result<Emission>>> {
+    session.require_told()?;
     if has_unique(units) {
         let waves = waves(units);
         if waves.len() > 1 {
@@ -249,7 +250,7 @@ fn write(session: &Session<'_>, units: &[Vec<Event>]) -> Result<Vec<Emission>> {
     let heads = last_events(session, &plan)?;
     let first = session.draw("chunk", plan.chunks.len())?;
     if session.role == Role::Site && !has_numbers(ChunkId(first)) {
-        return Err(Error::conflict(
+        return Err(Error::invalid(
             "the topic has used up its numbers",
             "emit to a new topic, or use a store in one slot",
         ));

@@ -99,8 +99,6 @@ pub struct RedisStore {
     at_once: AtOnce,
     /// Steps of this process have noted what tallies elsewhere have to hear.
     owes: AtomicBool,
-    /// Another server has taken over since somebody asked last.
-    renewed: AtomicBool,
     /// Names this store among all that are open on the server.
     incarnation: Incarnation,
 }
@@ -152,7 +150,6 @@ impl RedisStore {
             round: Round::default(),
             at_once: AtOnce::default(),
             owes: AtomicBool::default(),
-            renewed: AtomicBool::default(),
             incarnation: Incarnation::random(),
         }
     }

@@ -45,7 +45,6 @@ impl RedisStore {
             // Another server, or the same one after a new start, which may be set up in another way.
             if before != NEVER && epoch > self.numbers.epoch() {
                 self.check_again();
-                self.renewed.store(true, SeqCst);
             }
             self.numbers.begin_epoch(epoch);
             self.assured.0.store(breaks, SeqCst);
@@ -63,7 +62,10 @@ impl RedisStore {
 
 /// What the script takes.
 fn left_out(again: &str, role: Role) -> Vec<String> {
-    let mut words = vec![again.to_owned(), random(62).to_string(), (LEAST + random(SLICES)).to_string()];
+    // Less than zero: the site of a topic may have lost what it was told, and does nothing before it hears it again.
+    let sign = if role == Role::Site { "-" } else { "" };
+    let version = format!("{sign}{}", 1 + random(61));
+    let mut words = vec![again.to_owned(), version, (LEAST + random(SLICES)).to_string()];
     // Topics of a store that is spread are numbered closely, and each number is taken where the topic is.
     let close = |counter: &str| role != Role::Whole && counter == "topic";
     for (counter, mut bits) in RANDOM.into_iter().filter(|(counter, _)| !close(counter)) {
@@ -74,6 +76,11 @@ fn left_out(again: &str, role: Role) -> Vec<String> {
         words.extend([counter.to_owned(), (LEAST + random(bits)).to_string()]);
     }
     words
+}
+
+/// How many numbers a site leaves out that may have lost all it knew of them.
+pub(super) fn leap() -> i64 {
+    (LEAST + random(SITE)).cast_signed()
 }
 
 fn random(bits: u32) -> u64 {

@@ -109,6 +109,19 @@ impl<'a> Session<'a> {
         self.catalog.borrow().clone()
     }
 
+    /// True at the site of a topic that may have lost what it was told of subscriptions and rules.
+    pub(super) fn is_untold(&self) -> bool {
+        self.role == Role::Site && self.catalog.borrow().version < 0
+    }
+
+    /// Refuses to do anything there.
+    pub(super) fn require_told(&self) -> Result<()> {
+        match self.is_untold() {
+            true => Err(Error::not_found("the topic has to hear who consumes it", "try again")),
+            false => Ok(()),
+        }
+    }
+
     /// Reads the catalogue again, because this step has changed it.
     pub(super) fn refresh(&self) -> Result<()> {
         let fresh = Arc::new(catalog::load(self)?);

@@ -1,7 +1,7 @@
 //! Claims: from one site after the other, or from several at once, each asked for its part of what is wanted.
 
 use super::{AT_ONCE, SpreadStore};
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::Time;
 use crate::store::Store;
@@ -37,7 +37,11 @@ impl Remembered {
     fn saw(&self, topic: TopicId, claimed: &Result<Claimed>) {
         let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
         match claimed {
-            Err(error) if error.kind() == Kind::Unavailable => drop(away.insert(topic, Instant::now())),
+            Err(error) if error.kind() == Kind::Unavailable => {
+                if away.insert(topic, Instant::now()).is_none() {
+                    tracing::warn!(topic = topic.0, error = %error, "a topic cannot be claimed from for now");
+                }
+            }
             _ => drop(away.remove(&topic)),
         }
     }
@@ -63,7 +67,10 @@ impl SpreadStore {
             return Ok(claimed);
         }
         // Nobody waits in vain for a topic that the subscription has had for a moment only.
-        let mut topics = self.topics_now(claim.subscription).await?;
+        let mut topics = match self.topics_now(claim.subscription).await {
+            Err(error) if error.kind() == Kind::Unavailable => return Ok(claimed),
+            topics => topics?,
+        };
         topics.retain(|topic| !known.contains(topic));
         let mut all = Gathering::new(claim);
         all.add(claimed);
@@ -78,38 +85,45 @@ impl SpreadStore {
             return self.claim_at(claim, *only).await;
         }
         let mut all = Gathering::new(claim);
-        if claim.suspects == Suspects::TakeOne && self.take_suspect(claim, topics, &mut all).await? {
+        if claim.suspects == Suspects::TakeOne && self.take_suspect(claim, topics, &mut all).await {
             return Ok(all.end());
         }
         let (away, near): (Vec<TopicId>, Vec<TopicId>) =
             topics.iter().partition(|topic| self.remembered.is_away(**topic));
-        self.claim_by_turns(claim, &near, &mut all).await?;
+        let mut failed = self.claim_by_turns(claim, &near, &mut all).await;
         if all.is_empty() {
-            self.claim_by_turns(claim, &away, &mut all).await?;
+            failed = self.claim_by_turns(claim, &away, &mut all).await.or(failed);
         }
         if claim.suspects == Suspects::TakeOne && all.is_empty() {
-            self.take_suspect(claim, topics, &mut all).await?;
+            self.take_suspect(claim, topics, &mut all).await;
         }
-        if all.claimed.is_none() {
-            all.add(Claimed { now: self.home.now().await?, ..Claimed::default() });
+        // What some sites gave must not be lost because another one is away.
+        match failed {
+            Some(error) if all.claimed.is_none() => Err(error),
+            _ if all.claimed.is_none() => Ok(Claimed { now: self.home.now().await?, ..Claimed::default() }),
+            _ => Ok(all.end()),
         }
-        Ok(all.end())
     }
 
     /// Takes from where suspects wait: one, and nothing else. True if something was taken.
-    async fn take_suspect(&self, claim: &Claim, topics: &[TopicId], all: &mut Gathering) -> Result<bool> {
-        for topic in topics.iter().filter(|topic| self.remembered.suspects(claim.subscription, **topic)) {
-            let claimed = self.claim_at(claim, *topic).await?;
-            if !claimed.slices.is_empty() {
+    async fn take_suspect(&self, claim: &Claim, topics: &[TopicId], all: &mut Gathering) -> bool {
+        let waits = |topic: &&TopicId| {
+            self.remembered.suspects(claim.subscription, **topic) && !self.remembered.is_away(**topic)
+        };
+        for topic in topics.iter().filter(waits) {
+            let claimed = self.claim_at(claim, *topic).await;
+            self.remembered.saw(*topic, &claimed);
+            if let Some(claimed) = claimed.ok().filter(|claimed| !claimed.slices.is_empty()) {
                 all.add(claimed);
-                return Ok(true);
+                return true;
             }
         }
-        Ok(false)
+        false
     }
 
     /// Takes what is due and no suspect. No more sites are asked at once than there are events wanted, so that no more come than that.
-    async fn claim_by_turns(&self, claim: &Claim, topics: &[TopicId], all: &mut Gathering) -> Result<()> {
+    /// Gives what went wrong at some of them.
+    async fn claim_by_turns(&self, claim: &Claim, topics: &[TopicId], all: &mut Gathering) -> Option<Error> {
         let mut open: VecDeque<TopicId> = topics.iter().copied().collect();
         if !open.is_empty() {
             open.rotate_left(self.remembered.turn.fetch_add(1, Relaxed) % topics.len());
@@ -137,15 +151,7 @@ impl SpreadStore {
                 }
             }
         }
-        // What was taken elsewhere must not be lost.
-        match failed {
-            Some(error) if all.is_empty() => Err(error),
-            Some(error) => {
-                tracing::warn!(error = %error, "a topic could not be claimed from");
-                Ok(())
-            }
-            None => Ok(()),
-        }
+        failed
     }
 
     /// Claims at one site. A subscription that has left the topic gets nothing there.

@@ -5,7 +5,7 @@
 //! takes the place of a newer one.
 
 use super::{SpreadStore, sites};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::subscription::{Start, Subscription, Topic};
 use crate::model::time::Time;
@@ -14,9 +14,8 @@ use crate::store::emit::{TRIES, restless};
 use crate::store::redis::catalog::{filling_field, read, written};
 use crate::store::redis::rules::rules_key;
 use crate::store::redis::session::{Session, number};
-use crate::store::redis::{RedisStore, catalog, drops, erase, limit};
+use crate::store::redis::{RedisStore, catalog, drops, erase, limit, renumber};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering::SeqCst;
 
 /// What a topic's slot has to know.
 struct Copy {
@@ -26,6 +25,8 @@ struct Copy {
     consumers: Vec<Consumer>,
     /// All subscriptions there are: who no longer consumes the topic may have been deleted, or not.
     alive: BTreeSet<SubscriptionId>,
+    /// How many numbers are left out where a slot has lost that it had any.
+    leap: i64,
 }
 
 /// Who consumes a topic, how it came to it, and the rules that stop it as they are stored.
@@ -106,7 +107,7 @@ fn join(session: &Session<'_>, id: SubscriptionId, topic: TopicId) -> Result<Joi
 }
 
 /// What home knows of a topic, and by which change its slot is behind.
-fn copy(session: &Session<'_>, topic: TopicId) -> Result<(Copy, Option<Vec<u8>>)> {
+fn copy(session: &Session<'_>, topic: TopicId, leap: i64) -> Result<(Copy, Option<Vec<u8>>)> {
     let catalog = session.catalog();
     let found = catalog.topic_by_id(topic).cloned();
     let mut consumers = Vec::new();
@@ -124,6 +125,7 @@ fn copy(session: &Session<'_>, topic: TopicId) -> Result<(Copy, Option<Vec<u8>>)
         topic: found,
         consumers,
         alive: catalog.subscriptions().iter().map(|one| one.id).collect(),
+        leap,
     };
     let change = session.get(&behind(session), topic.to_string().as_bytes())?;
     Ok((copy, change))
@@ -132,8 +134,16 @@ fn copy(session: &Session<'_>, topic: TopicId) -> Result<(Copy, Option<Vec<u8>>)
 /// Brings the slot of a topic up to date, unless it knows more already.
 fn install(session: &Session<'_>, id: TopicId, copy: &Copy) -> Result<Installed> {
     let meta = session.key("meta");
-    if number(session.get(&meta, b"copied")?) >= copy.version {
-        return Ok(Installed::Whole);
+    let copied = number(session.get(&meta, b"copied")?);
+    if copied == sites::VACATED && copy.topic.is_some() {
+        return Err(Error::conflict(
+            format!("the slot of topic {id} was given up when the topic was deleted"),
+            "delete the topic, and create it again",
+        ));
+    }
+    if copied >= copy.version {
+        let is_untold = session.is_untold() && copied != sites::VACATED;
+        return if is_untold { catalog::told(session) } else { Ok(()) }.map(|()| Installed::Whole);
     }
     if part_with_leavers(session, id, copy)? {
         catalog::changed(session)?;
@@ -149,13 +159,13 @@ fn install(session: &Session<'_>, id: TopicId, copy: &Copy) -> Result<Installed>
         return Ok(Installed::Whole);
     };
     // Also where a fail-over has lost that the slot was taken, or home that the topic was deleted.
-    sites::number_from_base(session, id)?;
+    sites::number_from_base(session, id, copy.leap)?;
     erase::unmark(session, Deleted::Topic(id));
     catalog::write_topic(session, topic);
     for consumer in &copy.consumers {
         consume(session, topic, consumer)?;
     }
-    catalog::changed(session)?;
+    catalog::told(session)?;
     Ok(Installed::Whole)
 }
 
@@ -220,22 +230,12 @@ fn write_rules(session: &Session<'_>, id: SubscriptionId, rules: &BTreeMap<Vec<u
     Ok(())
 }
 
-/// Whether a slot has been told again since a server that may have lost something took over. Gives what to say when it has.
-fn untold(session: &Session<'_>) -> Result<Option<Vec<u8>>> {
-    let meta = session.key("meta");
-    let (history, told) = (session.get(&meta, b"history")?, session.get(&meta, b"told")?);
-    Ok(history.filter(|history| told.as_ref() != Some(history)))
-}
-
-fn is_told(session: &Session<'_>, history: Vec<u8>) {
-    session.put(session.key("meta"), "told", history);
-}
-
 impl SpreadStore {
     /// Lets the slot of a topic know what home knows.
     pub(super) async fn bring_up(&self, topic: TopicId) -> Result<()> {
         // Checked at its end like what writes, so that it is of one piece.
-        let (copy, change) = self.home.write(None, |session| copy(session, topic)).await?;
+        let leap = renumber::leap();
+        let (copy, change) = self.home.write(None, |session| copy(session, topic, leap)).await?;
         let (site, mut tries) = (self.site(topic), 0);
         while let Installed::ClearFirst = site.write(None, |session| install(session, topic, &copy)).await? {
             clear(&site).await?;
@@ -265,9 +265,11 @@ impl SpreadStore {
     /// Brings up what somebody left behind. After a loss home may not know what it told its topics: then all of them hear from it again.
     pub(super) async fn catch_up(&self) -> Result<()> {
         let begin_anew = |session: &Session<'_>| {
-            if let Some(history) = untold(session)? {
+            let meta = session.key("meta");
+            let (history, told) = (session.get(&meta, b"history")?, session.get(&meta, b"told")?);
+            if let Some(history) = history.filter(|history| told.as_ref() != Some(history)) {
                 mark(session, session.catalog().topics().iter().map(|topic| topic.id))?;
-                is_told(session, history);
+                session.put(meta, "told", history);
             }
             session.all(&behind(session))
         };
@@ -277,25 +279,6 @@ impl SpreadStore {
             super::warn_of(brought);
         }
         Ok(())
-    }
-
-    /// Where another server has taken over since this process was there last, the site hears again what it may have lost.
-    pub(super) async fn see_to(&self, topic: TopicId) {
-        if self.site(topic).renewed.swap(false, SeqCst) {
-            super::warn_of(self.catch_up_after_loss(topic).await);
-        }
-    }
-
-    /// A site that has lost something may not know any more what it was told.
-    pub(super) async fn catch_up_after_loss(&self, topic: TopicId) -> Result<()> {
-        let site = self.site(topic);
-        let Some(history) = site.read(None, untold).await? else { return Ok(()) };
-        self.bring_up(topic).await?;
-        let note = |session: &Session<'_>| {
-            is_told(session, history.clone());
-            Ok(())
-        };
-        site.write(None, note).await
     }
 }
 

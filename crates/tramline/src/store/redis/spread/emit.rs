@@ -56,7 +56,6 @@ impl SpreadStore {
     ) -> Result<Vec<Result<Emission>>> {
         for _ in 0..TRIES {
             let id = self.topic(topic, now).await?;
-            self.see_to(id).await;
             let stored = match tallied {
                 true => self.emit_placed(id, units, now).await,
                 false => self.site(id).emit_in_parts(Emit { units: units.to_vec(), now }).await,

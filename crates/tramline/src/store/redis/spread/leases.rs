@@ -83,7 +83,7 @@ impl SpreadStore {
         };
         let alone = places.len() == 1;
         let mut all = vec![Extended::Lost; given.leases.len()];
-        for (places, extended) in self.side_by_side(places, extend).await {
+        for (places, extended) in join_all(places.into_iter().map(extend)).await {
             let extended = match extended {
                 Ok(extended) => extended.unwrap_or_else(|| vec![Extended::Lost; places.len()]),
                 Err(error) if alone || error.kind() != Kind::Unavailable => return Err(error),

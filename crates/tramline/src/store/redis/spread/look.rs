@@ -1,8 +1,8 @@
 //! Looking: at the site that has it, or at all that a subscription has. A topic's numbers begin with its own, so lists by number go site
 //! by site.
 
-use super::SpreadStore;
 use super::sites::{before, topic_of};
+use super::{SpreadStore, warn_of};
 use crate::error::{Kind, Result};
 use crate::model::dropped::DropRecord;
 use crate::model::id::{EventId, SubscriptionId, TopicId};
@@ -93,9 +93,9 @@ impl SpreadStore {
 
     pub(super) async fn size_of_all(&self) -> Result<StoreSize> {
         let size = |topic| async move { self.site(topic).read(None, shed::size).await };
-        let all = self.each(self.all_topics().await?, size).await?;
+        let all = self.side_by_side(self.all_topics().await?, size).await.into_iter().filter_map(warn_of);
         let home = self.home.read(None, shed::size).await?;
-        Ok(StoreSize { bytes: all.iter().fold(home.bytes, |sum, size| sum.saturating_add(size.bytes)) })
+        Ok(StoreSize { bytes: all.fold(home.bytes, |sum, size| sum.saturating_add(size.bytes)) })
     }
 
     /// Records by number come topic by topic; the newest ones by time.

@@ -1,8 +1,8 @@
 //! Replay, drop, resend, and the release of parked keys, site by site.
 
-use super::SpreadStore;
 use super::leases::ids_by_topic;
 use super::sites::topic_of;
+use super::{SpreadStore, warn_of};
 use crate::error::Result;
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::store::Store;
@@ -76,7 +76,7 @@ impl SpreadStore {
     /// True while some site has more to write into a new subscription.
     pub(super) async fn backfill_all(&self, id: SubscriptionId) -> Result<bool> {
         let ask = |site: Arc<RedisStore>| async move { site.backfill(id).await };
-        let all = self.each(self.topics_now(id).await?, |topic| self.at(id, topic, ask)).await?;
-        Ok(all.contains(&Some(true)))
+        let all = self.side_by_side(self.topics_now(id).await?, |topic| self.at(id, topic, ask)).await;
+        Ok(all.into_iter().filter_map(warn_of).any(|more| more == Some(true)))
     }
 }

@@ -134,7 +134,6 @@ impl SpreadStore {
         if !self.knows(topic).await? {
             return Ok(None);
         }
-        self.see_to(topic).await;
         match ask(self.site(topic)).await {
             Err(error) if error.kind() == Kind::NotFound => {}
             answer => return answer.map(Some),

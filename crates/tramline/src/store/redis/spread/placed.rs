@@ -171,19 +171,36 @@ impl SpreadStore {
         Ok((placed.refused, stored?))
     }
 
-    /// Asks what became of emits that nobody came back from.
-    pub(super) async fn resolve_all(&self, now: Option<Time>) -> Result<()> {
-        let old = |session: &Session<'_>| {
-            let to = Tuple::new().with(&[session.now.before(PATIENCE).0]).bytes();
-            session.range(&Note::table(session), (Tuple::new().bytes(), to), SOME)
-        };
-        for member in self.home.read(now, old).await? {
-            let note = Note::read(&member)?;
-            if let Err(error) = self.resolve(&note, now).await {
-                tracing::warn!(error = %error, "what became of an emit is not known yet");
+    /// Asks what became of emits that nobody came back from. Gives the topics at which that could not be found out.
+    pub(super) async fn resolve_all(&self, now: Option<Time>) -> Result<BTreeSet<TopicId>> {
+        let (mut from, mut open) = (Tuple::new().bytes(), BTreeSet::new());
+        loop {
+            let old = |session: &Session<'_>| {
+                let to = Tuple::new().with(&[session.now.before(PATIENCE).0]).bytes();
+                session.range(&Note::table(session), (from.clone(), to), SOME)
+            };
+            let found = self.home.read(now, old).await?;
+            let mut by_topic: BTreeMap<TopicId, Vec<Note>> = BTreeMap::new();
+            for member in &found {
+                let note = Note::read(member)?;
+                by_topic.entry(note.topic).or_default().push(note);
+            }
+            by_topic.retain(|topic, _| !open.contains(topic));
+            let resolve = |(topic, notes): (TopicId, Vec<Note>)| async move {
+                for note in &notes {
+                    if let Err(error) = self.resolve(note, now).await {
+                        tracing::warn!(error = %error, "what became of an emit is not known yet");
+                        return Some(topic);
+                    }
+                }
+                None
+            };
+            open.extend(self.side_by_side(by_topic, resolve).await.into_iter().flatten());
+            match found.last().filter(|_| found.len() == SOME) {
+                Some(last) => from = [last, &[0][..]].concat(),
+                None => return Ok(open),
             }
         }
-        Ok(())
     }
 
     /// Sees to it that either the events of a note are stored, or none of them ever will be, and that home knows.
@@ -248,7 +265,7 @@ fn add(
     let mut units = Vec::with_capacity(given.len());
     for (at, unit) in given.iter().enumerate().filter(|(at, _)| !placement.refused.contains_key(at)) {
         // What an idempotency key stands for is the event as it was given.
-        let items = numbered[at].iter().map(|event| event.item.clone());
+        let items = numbered[at].iter().map(|event| event.item);
         let events = unit.iter().cloned().zip(items).map(|(event, item)| Event { item, ..event }).collect();
         units.push(PlacedUnit { events, duplicates: present[at].duplicates.clone() });
     }

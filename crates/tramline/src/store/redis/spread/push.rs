@@ -1,6 +1,6 @@
 //! Push: how sending stands is known at home, and what there is to send at the sites.
 
-use super::SpreadStore;
+use super::{SpreadStore, warn_of};
 use crate::error::Result;
 use crate::model::id::{SubscriptionId, TopicId};
 use crate::model::time::Time;
@@ -17,7 +17,8 @@ impl SpreadStore {
             board.iter().flat_map(|entry| self.topics_of(&entry.subscription)).collect();
         let at_site = |topic| async move { self.site(topic).read(now, push::board).await };
         let mut due: BTreeMap<SubscriptionId, bool> = BTreeMap::new();
-        for entry in self.each(topics, at_site).await?.into_iter().flatten() {
+        let seen = self.side_by_side(topics, at_site).await.into_iter().filter_map(warn_of);
+        for entry in seen.flatten() {
             *due.entry(entry.subscription.id).or_default() |= entry.due;
         }
         for entry in &mut board {
@@ -31,13 +32,20 @@ impl SpreadStore {
         let subscription = self.subscription(gather.subscription).await?;
         let ask = |site: Arc<RedisStore>| async move { site.gather(gather).await };
         let at_site = |topic| self.at(gather.subscription, topic, ask);
-        let mut sum: Option<Gathered> = None;
-        for some in self.each(self.topics_of(&subscription), at_site).await?.into_iter().flatten() {
-            sum = Some(sum.map_or(some, |sum| plus(sum, some)));
+        let (mut sum, mut failed): (Option<Gathered>, _) = (None, None);
+        for some in self.side_by_side(self.topics_of(&subscription), at_site).await {
+            match some {
+                Ok(some) => sum = sum.into_iter().chain(some).reduce(plus),
+                Err(error) => failed = Some(error),
+            }
         }
-        match sum {
-            Some(sum) => Ok(Gathered { next_due: sum.next_due.filter(|_| sum.since.is_none()), ..sum }),
-            None => self.home.gather(gather).await,
+        match (sum, failed) {
+            (Some(sum), failed) => {
+                failed.map(|error| warn_of::<()>(Err(error)));
+                Ok(Gathered { next_due: sum.next_due.filter(|_| sum.since.is_none()), ..sum })
+            }
+            (None, Some(error)) => Err(error),
+            (None, None) => self.home.gather(gather).await,
         }
     }
 }

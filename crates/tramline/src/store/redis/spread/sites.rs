@@ -1,5 +1,6 @@
 //! The slots of topics. A topic's number is that of its slot, and begins the numbers of its chunks, so every event tells where it is.
 
+use super::owed::is_paid;
 use super::{SpreadStore, copies};
 use crate::error::{Error, Result};
 use crate::model::id::{ChunkId, EventId, TopicId};
@@ -9,8 +10,8 @@ use crate::model::subscription::{Topic, TopicSettings};
 use crate::model::time::Time;
 use crate::store::redis::options::RedisOptions;
 use crate::store::redis::session::{Session, number};
-use crate::store::redis::{RedisStore, Role, catalog, opening};
-use std::collections::HashMap;
+use crate::store::redis::{RedisStore, Role, catalog, erase, opening};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How many bits of the number of a chunk count the chunks of its topic, and how many topics there can be with what is left.
@@ -18,6 +19,8 @@ const CHUNK_BITS: u32 = 40;
 const MOST_TOPICS: i64 = (1 << 17) - 1;
 /// How often a number for a new topic is drawn until one is free: only what a fail-over has forgotten can be in the way.
 const DRAWS: u32 = 100;
+/// Stands in a slot that was given up, in place of the change that was copied last: it is later than all.
+pub(super) const VACATED: i64 = i64::MAX;
 /// So many numbers of a topic are left alone: more than one emit takes.
 const RESERVE: i64 = 1 << 20;
 
@@ -76,6 +79,12 @@ impl SpreadStore {
     ) -> Result<Topic> {
         crate::model::name::check("topic", name)?;
         settings.check()?;
+        // Somebody may still know the topic that had the name, and must not emit to it when there is another one.
+        for (old, left) in self.home.read(None, leaving).await? {
+            if left == name {
+                self.bring_up(old).await?;
+            }
+        }
         let id = self.draw_topic(now).await?;
         let insert = |session: &Session<'_>| {
             if let Some(there) = session.catalog().topic(name) {
@@ -100,7 +109,7 @@ impl SpreadStore {
         for _ in 0..DRAWS {
             let id = TopicId(self.home.add(now, |session| session.draw("topic", 1)).await?);
             if id.0 > MOST_TOPICS {
-                return Err(Error::conflict(
+                return Err(Error::invalid(
                     format!("a store that is spread numbers {MOST_TOPICS} topics in its life"),
                     "use topics that are there, or a new store under another name",
                 ));
@@ -109,23 +118,42 @@ impl SpreadStore {
                 return Ok(id);
             }
             // Home has forgotten that there was such a topic; what is left of it goes.
-            self.home.write(now, |session: &Session<'_>| abandon(session, id)).await?;
+            self.home.write(now, |session: &Session<'_>| abandon(session, id, "")).await?;
         }
         Err(Error::unavailable("the slots of new topics are taken", "try again"))
     }
 
-    /// Removes the last of a site in which nothing is left.
-    pub(super) async fn leave(&self, topic: TopicId) -> Result<()> {
-        self.site(topic).write(None, vacate).await?;
-        self.sites.forget(topic);
-        Ok(())
+    /// Removes the last of a site, if nothing is left in it.
+    pub(super) async fn leave(&self, topic: TopicId) -> Result<bool> {
+        let step = |session: &Session<'_>| {
+            let is_empty =
+                session.catalog().topics().is_empty() && erase::is_clear(session)? && is_paid(session)?;
+            if is_empty {
+                vacate(session)?;
+            }
+            Ok(is_empty)
+        };
+        let has_left = self.site(topic).write(None, step).await?;
+        if has_left {
+            self.sites.forget(topic);
+        }
+        Ok(has_left)
     }
 }
 
 /// Says that a topic is gone, and that something may be left where it was.
-pub(super) fn abandon(session: &Session<'_>, topic: TopicId) -> Result<()> {
-    session.put(session.key("leaving"), topic.to_string(), Vec::new());
+pub(super) fn abandon(session: &Session<'_>, topic: TopicId, name: &str) -> Result<()> {
+    session.put(session.key("leaving"), topic.to_string(), name.into());
     copies::mark(session, [topic]).map(drop)
+}
+
+/// Topics that are gone, and have something left in their sites, with their names.
+pub(super) fn leaving(session: &Session<'_>) -> Result<BTreeMap<TopicId, String>> {
+    let left = session.all(&session.key("leaving"))?.into_iter();
+    let read = |(id, name): (Vec<u8>, Vec<u8>)| {
+        (TopicId(number(Some(id))), String::from_utf8_lossy(&name).into_owned())
+    };
+    Ok(left.map(read).collect())
 }
 
 /// Begins to number what is in the slot. False if the slot is taken, or was.
@@ -134,17 +162,17 @@ fn take(session: &Session<'_>, topic: TopicId) -> Result<bool> {
     if session.get(&meta, b"layout")?.is_some() || session.get(&meta, b"copied")?.is_some() {
         return Ok(false);
     }
-    number_from_base(session, topic)?;
+    number_from_base(session, topic, 0)?;
     Ok(true)
 }
 
-/// Sees to it that what is in the slot gets numbers of the topic.
-pub(super) fn number_from_base(session: &Session<'_>, topic: TopicId) -> Result<()> {
+/// Sees to it that what is in the slot gets numbers of the topic: the first, but for some if the slot may have lost that it had any.
+pub(super) fn number_from_base(session: &Session<'_>, topic: TopicId, leap: i64) -> Result<()> {
     opening::mark(session)?;
     let meta = session.key("meta");
     for counter in ["chunk", "drop"] {
         if number(session.get(&meta, counter.as_bytes())?) < base(topic) {
-            session.put(meta.clone(), counter, base(topic).to_string().into_bytes());
+            session.put(meta.clone(), counter, (base(topic) + leap).to_string().into_bytes());
         }
     }
     Ok(())
@@ -168,7 +196,7 @@ fn vacate(session: &Session<'_>) -> Result<()> {
     for field in session.all(&meta)?.into_keys() {
         session.remove(meta.clone(), field);
     }
-    session.put(meta, "copied", i64::MAX.to_string().into_bytes());
+    session.put(meta, "copied", VACATED.to_string().into_bytes());
     Ok(())
 }
 

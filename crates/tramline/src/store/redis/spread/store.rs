@@ -54,7 +54,7 @@ impl Store for SpreadStore {
         let step = |session: &Session<'_>| {
             let id = session.catalog().require_topic(name)?.id;
             catalog::delete_topic(session, name)?;
-            abandon(session, id)?;
+            abandon(session, id, name)?;
             Ok(id)
         };
         let id = self.home.write(None, step).await?;
