@@ -87,7 +87,10 @@ pub(super) async fn bulk(
     for caller in 0..callers {
         let (tram, make) = (tram.clone(), make.clone());
         tasks.spawn(async move {
-            let (mut next, end) = (events * caller / callers, events * (caller + 1) / callers);
+            // Whole groups, so that each begins where a multiple of their size does.
+            let groups = events.div_ceil(BULK);
+            let begin = |caller: usize| (groups * caller / callers * BULK).min(events);
+            let (mut next, end) = (begin(caller), begin(caller + 1));
             while next < end {
                 let until = (next + BULK).min(end);
                 tram.emit((next..until).map(&make).collect::<Vec<_>>()).await?;

@@ -115,7 +115,9 @@ async fn remove(server: &mut MultiplexedConnection, pattern: &str) -> Result<(),
         for key in &keys {
             unlink.cmd("UNLINK").arg(key).ignore();
         }
-        unlink.query_async::<()>(server).await?;
+        if !keys.is_empty() {
+            unlink.query_async::<()>(server).await?;
+        }
         if next == "0" {
             return Ok(());
         }
