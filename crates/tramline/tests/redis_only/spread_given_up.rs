@@ -14,23 +14,29 @@ use tramline::model::subscription::{Ordering, Policy};
 use tramline::model::tally::{NewTally, Tally};
 use tramline::model::time::Time;
 use tramline::store::Store;
+use tramline::store::redis::SpreadStore;
 use tramline::store::verbs::*;
 use tramline::store::verbs_tally::*;
 
 const TOPICS: [&str; 3] = ["a", "b", "c"];
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Goes on with something as often as this when it can, and then gives it up: whatever was on its way may be done.
-async fn at_most<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
-    let (mut future, mut left) = (pin!(future), polls);
-    poll_fn(|cx| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        future.as_mut().poll(cx).map(Some)
-    })
-    .await
+/// Goes on with something as often as this when it can, and then gives it up. What was on its way is done when this is over: it went
+/// over the same connection.
+async fn at_most<T>(store: &SpreadStore, polls: usize, future: impl Future<Output = T>) -> Option<T> {
+    let whole = {
+        let (mut future, mut left) = (pin!(future), polls);
+        poll_fn(|cx| {
+            if left == 0 {
+                return Poll::Ready(None);
+            }
+            left -= 1;
+            future.as_mut().poll(cx).map(Some)
+        })
+        .await
+    };
+    store.probe().await.unwrap();
+    whole
 }
 
 #[tokio::test]
@@ -40,7 +46,7 @@ async fn a_subscription_gets_all_its_topics_or_there_is_none() {
     emit_to(&store, &TOPICS).await;
     for polls in 1.. {
         let name = format!("q{polls}");
-        let whole = at_most(polls, put_to(&store, &name, &TOPICS, Policy::default())).await;
+        let whole = at_most(&store, polls, put_to(&store, &name, &TOPICS, Policy::default())).await;
         sweep(&other, None).await;
         let known = other.subscriptions().await.unwrap();
         let known = known.iter().find(|one| *one.name == *name);
@@ -74,7 +80,7 @@ async fn a_rule_stops_all_topics_or_none() {
             reason: String::new(),
             now: None,
         };
-        let whole = at_most(polls, store.set_rule(set)).await;
+        let whole = at_most(&store, polls, store.set_rule(set)).await;
         sweep(&other, None).await;
         let is_set = !other.stats(subscription, None).await.unwrap().rules.is_empty();
         let claimed = claim(&other, subscription, 10).await.unwrap();
@@ -109,7 +115,8 @@ async fn no_tally_waits_for_an_event_that_was_never_stored() {
     for polls in 1.. {
         let tally = open(&store, NewTally::default()).await;
         let event = || Event::new("a", "x").tally(tally).idempotency_key(format!("k{polls}"));
-        let whole = at_most(polls, emit(&store, vec![event(), Event::new("a", "y").tally(tally)])).await;
+        let whole =
+            at_most(&store, polls, emit(&store, vec![event(), Event::new("a", "y").tally(tally)])).await;
         let later = store.now().await.unwrap().after(MINUTE * 2);
         let claimed = claim(&other, id, 10).await.unwrap();
         let stored = ids(&claimed).len() as u64;
@@ -140,9 +147,7 @@ async fn who_gives_up_settling_leaves_the_tally_to_a_sweep() {
                 emit(&store, vec![Event::new(topic, "x").key("k").tally_of(tally, &*name)]).await.unwrap();
             }
             let claimed = claim(&store, id, 10).await.unwrap();
-            let whole = at_most(polls, done(&store, id, &claimed)).await;
-            // Its commands may still be on their way.
-            other.probe().await.unwrap();
+            let whole = at_most(&store, polls, done(&store, id, &claimed)).await;
             sweep(&other, None).await;
             let left = left(&other, id, None).await;
             assert_eq!(seen(&other, tally).await.done, 2 - left, "given up after {polls}");
@@ -164,7 +169,7 @@ async fn a_completion_is_told_once_whoever_gives_up_telling_it() {
         let tally = open(&store, NewTally::default().on_complete(Event::new("told", "x"))).await;
         seal(&store, tally).await;
         let deliver = Deliver { limit: 10, now: None };
-        let whole = at_most(polls, store.deliver(deliver)).await;
+        let whole = at_most(&store, polls, store.deliver(deliver)).await;
         other.deliver(deliver).await.unwrap();
         let claimed = claim(&other, id, 10).await.unwrap();
         assert_eq!(ids(&claimed).len(), 1, "given up after {polls}");
@@ -188,7 +193,7 @@ async fn a_run_is_emitted_once_whoever_gives_up_the_tick() {
     for polls in 1.. {
         now = now.after(MINUTE);
         let tick = Tick { limit: 10, now: Some(now) };
-        let whole = at_most(polls, store.tick(tick)).await;
+        let whole = at_most(&store, polls, store.tick(tick)).await;
         other.tick(tick).await.unwrap();
         let claimed = claim_at(&other, id, 10, Some(now)).await.unwrap();
         assert_eq!(ids(&claimed).len(), 1, "given up after {polls}");
