@@ -107,7 +107,8 @@ fn wrong_settings_are_told() {
 #[test]
 fn a_store_whose_url_is_wrong_is_told_with_a_remedy() {
     for (store, what, remedy) in [
-        ("redis://u:secret@h?nme=x", "the unknown parameter \"nme\"", "there are name and answer_ms"),
+        ("redis://u:secret@h?nme=x", "the unknown parameter \"nme\"", "there are name, answer_ms and spread"),
+        ("redis://u:secret@a,b?spread=keys", "cannot be spread over \"keys\"", "write spread=topics"),
         ("redis://u:secret@h?name=%7Bx%7D", "cannot be called \"{x}\"", "letters, digits"),
         ("redis://u:secret@h/x", "no database by its number", "redis://user:password@host:6379/0"),
         ("redis://u:secret@a,b/1", "a Cluster has no databases but 0", "redis://user:password@host:6379/0"),
