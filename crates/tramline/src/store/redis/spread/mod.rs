@@ -14,7 +14,7 @@
 //!
 //! What takes more than one slot is done step by step, in an order in which nothing is lost whoever dies in between: what is still to be
 //! done is written down first, in the slot where it begins, and whoever sweeps goes on with it. What would need two slots at one moment
-//! is refused. `tests/redis_only/spread_given_up.rs` gives each of these up at every point at which it waits.
+//! is refused. `tests/redis_only/spread_given_up.rs` gives most of these up at every point at which they wait.
 
 mod claim;
 mod copies;
